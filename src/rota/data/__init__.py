@@ -1,0 +1,82 @@
+"""Data: a Federation, the partitions that make one of examples, and the sources.
+
+Every source is a function that returns a Federation; SOURCES names them for recipes and the command line. Your own data come
+in through `from_clients` (arrays or tensors), `folder` (files) or `from_flower` (Flower's hub).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rota.data import files, partition
+from rota.data.cifar10 import ARCHIVE, BATCHES, cifar10
+from rota.data.digits import digits
+from rota.data.fashion_mnist import FILES as FASHION_MNIST
+from rota.data.fashion_mnist import fashion_mnist
+from rota.data.federation import Examples, Federation, Part, Partition, from_clients
+from rota.data.femnist import at_hand as femnist_at_hand
+from rota.data.femnist import femnist
+from rota.data.folder import folder
+from rota.data.heart import FILES as HEART
+from rota.data.heart import heart
+from rota.data.hub import from_flower
+from rota.data.mnist import FILES as MNIST
+from rota.data.mnist import mnist
+from rota.data.mnist_writers import FILES as WRITERS
+from rota.data.mnist_writers import mnist_writers
+from rota.data.shakespeare import FILES as PLAYS
+from rota.data.shakespeare import shakespeare
+from rota.data.synthetic import synthetic, synthetic_kvib
+
+SOURCES: dict[str, Callable[..., Federation]] = {
+    "digits": digits,
+    "synthetic": synthetic,
+    "synthetic-kvib": synthetic_kvib,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "mnist-writers": mnist_writers,
+    "femnist": femnist,
+    "shakespeare": shakespeare,
+    "heart": heart,
+    "folder": folder,
+}
+
+_NEEDED: dict[str, Callable[[], bool]] = {
+    "mnist": lambda: files.at_hand("mnist", MNIST),
+    "fashion-mnist": lambda: files.at_hand("fashion-mnist", FASHION_MNIST),
+    "cifar10": lambda: files.at_hand("cifar10", BATCHES) or files.at_hand("cifar10", (ARCHIVE,)),
+    "mnist-writers": lambda: files.at_hand("mnist", MNIST) and files.at_hand("qmnist-writers", WRITERS),
+    "femnist": femnist_at_hand,
+    "shakespeare": lambda: files.at_hand("shakespeare", PLAYS),
+    "heart": lambda: files.at_hand("heart-disease-4-hospitals", HEART),
+}
+
+
+def at_hand(source: str) -> bool:
+    """Whether a source's files are on this machine, if it needs any; they are not checked here."""
+    return source not in _NEEDED or _NEEDED[source]()
+
+
+__all__ = [
+    "SOURCES",
+    "Examples",
+    "Federation",
+    "Part",
+    "Partition",
+    "at_hand",
+    "cifar10",
+    "digits",
+    "fashion_mnist",
+    "femnist",
+    "folder",
+    "from_clients",
+    "from_flower",
+    "heart",
+    "mnist",
+    "mnist_writers",
+    "partition",
+    "shakespeare",
+    "synthetic",
+    "synthetic_kvib",
+]

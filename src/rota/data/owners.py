@@ -1,0 +1,49 @@
+"""For data whose examples have natural owners (writers, roles, hospitals): splitting each owner's, and keeping tests with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rota import rng
+from rota.data import partition as partitions
+from rota.data.federation import Array, Examples, Federation, Partition, federate, pack
+
+
+def split(groups: Array, generator: np.random.Generator, test: float = 0.2) -> Array:
+    """Which examples are for testing: a random `test` of each group, rounded down, so that a lone example is for training."""
+    sizes = np.bincount(groups)
+    order = np.lexsort((generator.random(len(groups)), groups))
+    rank = np.empty(len(groups), np.int64)
+    rank[order] = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen: Array = rank < np.floor(sizes * test)[groups]
+    return chosen
+
+
+def part(examples: Examples, test: Array) -> tuple[Examples, Examples]:
+    """The examples for training and those for testing, each in its order."""
+
+    def those(rows: Array) -> Examples:
+        groups = None if examples.groups is None else examples.groups[rows]
+        return Examples(examples.x[torch.from_numpy(rows)], examples.y[torch.from_numpy(rows)], groups)
+
+    return those(np.flatnonzero(~test)), those(np.flatnonzero(test))
+
+
+def federate_owned(
+    name: str, train: Examples, test: Examples, partition: Partition | None, *, classes: int, matched_test: bool = False, seed: int = 0
+) -> Federation:
+    """`federate` for train and test examples of the same owners, by default with one client an owner.
+
+    Where the partition keeps owners whole (`natural` does), each client is tested on its own owners' test examples;
+    where it deals their examples out to several clients, the test examples are shared, or matched to the clients' labels.
+    """
+    partition = partition or partitions.natural()
+    if train.groups is None or test.groups is None:
+        raise ValueError("federate_owned needs groups on both parts")
+    owner, clients = partition(train, rng.generator(rng.key(seed, "partition", name)))
+    of_group = np.full(max(train.groups.max(), test.groups.max(initial=0)) + 1, -1, np.int64)
+    of_group[train.groups] = owner
+    if not np.array_equal(of_group[train.groups], owner):
+        return federate(name, train, test, partition, classes=classes, matched_test=matched_test, seed=seed)
+    return Federation(name, pack(train, owner, clients), pack(test, of_group[test.groups], clients), classes)

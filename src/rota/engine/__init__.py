@@ -1,0 +1,48 @@
+"""Engines execute plans; they decide nothing. Same plan and seed, same result, on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+
+from rota.engine.clock import Devices
+from rota.engine.score import Score
+from rota.engine.sequential import Sequential
+from rota.errors import BadInput, did_you_mean
+from rota.plan import Chunk, Plan, Task
+from rota.weights import Weights
+
+__all__ = ["ENGINES", "Devices", "Engine", "Score", "Sequential", "make"]
+
+
+class Engine(Protocol):
+    """Holds the tasks' data and modules on a device."""
+
+    def initial(self) -> list[Weights]:
+        """The models before the first round."""
+
+    def train(self, models: list[Weights], plan: Plan, stream: int) -> Iterator[Chunk]:
+        """Run the plan's rows from these models; a row's randomness is addressed by (stream, client, model)."""
+
+    def evaluate(self, models: list[Weights]) -> list[Score]:
+        """Each model's loss and score on the test part."""
+
+
+ENGINES: dict[str, Callable[[list[Task], Devices, int, torch.device], Engine]] = {"sequential": Sequential}
+
+
+def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str = "auto") -> Engine:
+    """An engine by name ("auto": the fastest that fits) on a device ("auto": a GPU where there is one)."""
+    if name == "auto":
+        name = "sequential"
+    if name not in ENGINES:
+        raise BadInput(f"unknown engine '{name}': {did_you_mean(name, ['auto', *ENGINES])}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"unknown device '{device}': {did_you_mean(device, ['auto', 'cpu', 'cuda'])}")
+    return ENGINES[name](tasks, devices, seed, torch.device(device))

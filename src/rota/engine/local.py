@@ -1,0 +1,95 @@
+"""What all engines share about a client's local work: its mini-batches and its dropout masks, both addressed."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rota import rng
+from rota.plan import Task
+
+DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders
+
+TOO_FEW = "a single example, and the model normalises over the batch"
+
+
+def row_key(stream: int, client: int, model: int) -> int:
+    """The key of all randomness inside one row: (seed, "train", round) folded with the pair."""
+    return rng.key(stream, client, model)
+
+
+def batches(task: Task, examples: int, key: Tensor, least: int = 1) -> list[Tensor]:
+    """The indices of each local step's mini-batch: every epoch a new order of the client's examples, cut into pieces of `batch`.
+
+    The last piece of an epoch may be smaller; one below `least` is left out, and a client that has only such gets no steps.
+    `key` is a scalar key tensor; its device is where the indices will be.
+    """
+    size = examples if task.batch is None else task.batch
+    out: list[Tensor] = []
+    for epoch in itertools.count() if task.steps is not None else range(task.epochs):
+        pieces = rng.permutation(rng.fold(key, epoch), examples).split(size)
+        out += [piece for piece in pieces if len(piece) >= least]
+        if not out or (task.steps is not None and len(out) >= task.steps):
+            break
+    return out if task.steps is None else out[: task.steps]
+
+
+class Dropout(TorchFunctionMode):
+    """Inside this context dropout takes its masks from the row's own stream, whoever else trains beside it.
+
+    The mask of the c-th dropout call of step t is a function of (key, t, c) and of the element's position. It covers nn.Dropout
+    and nn.Dropout1d/2d/3d and their functional forms.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self.row = rng.fold(key, DROPOUT)
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Begin a local step."""
+        self.key = rng.fold(self.row, step)
+        self.calls = 0
+
+    def __torch_function__(self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func not in _MASKED:
+            return func(*args, **(kwargs or {}))
+        return self._masked(func in _WHOLE_CHANNELS, *args, **(kwargs or {}))
+
+    def _masked(self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG002
+        if not training or p == 0:
+            return input
+        self.calls += 1
+        shape = input.shape[:2] + (1,) * (input.dim() - 2) if channels else input.shape
+        kept = rng.uniform(rng.fold(self.key, self.calls), math.prod(shape))
+        return input * (kept >= p).view(shape).to(input.dtype) / (1 - p)
+
+
+_WHOLE_CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d}
+_MASKED = {F.dropout, *_WHOLE_CHANNELS}
+
+
+def uses_dropout(module: nn.Module, x: Tensor) -> bool:
+    """Whether a training pass draws any dropout mask (the context costs a little on every torch call, so only then)."""
+    probe = Dropout(rng.as_tensor([0])[0].to(x.device))
+    with torch.no_grad(), probe:
+        copy.deepcopy(module).train()(x)
+    return probe.calls > 0
+
+
+def smallest_batch(module: nn.Module, x: Tensor) -> int:
+    """1, or 2 where the module normalises over the batch and refuses to train on a single example (BatchNorm1d)."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(module).train()(x[:1])
+    except ValueError:
+        return 2
+    return 1

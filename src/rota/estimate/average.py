@@ -1,0 +1,73 @@
+"""Estimators without memory: the weighted sum, and FedAvg's weighted mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.plan import Chunk, Plan
+from rota.weights import Weights
+
+Tensors = dict[str, Tensor]
+
+
+class Estimate(NamedTuple):
+    """What one model's clients say together: the update to subtract, and the new buffers. None: nobody trained it."""
+
+    update: Tensor | None
+    buffers: Tensor | None
+
+
+@dataclass
+class Sums:
+    """One model's running sums over the rows that came back."""
+
+    update: Tensor
+    buffers: Tensor
+    weight: float = 0.0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Unbiased:
+    """The weighted sum of the updates: in expectation what full participation would have given.
+
+    Rows that failed are left out. Buffers (BatchNorm's running statistics) are always the weighted mean: a sum whose
+    weights do not add up to 1 could make a variance negative.
+    """
+
+    def init(self, models: list[Weights], clients: int) -> Tensors:  # noqa: ARG002
+        return {}
+
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:  # noqa: ARG002
+        return [Sums(torch.zeros_like(m.params), torch.zeros_like(m.buffers)) for m in models]
+
+    def add(self, sums: list[Sums], plan: Plan, chunk: Chunk) -> None:
+        came = np.flatnonzero([not reason for reason in chunk.reason])
+        if not len(came):
+            return
+        weight = plan.weight[chunk.rows[came]]
+        factor = torch.as_tensor(weight, dtype=chunk.update.dtype, device=chunk.update.device)
+        whole = len(came) == len(chunk.rows)
+        sums[chunk.model].update += factor @ (chunk.update if whole else chunk.update[came])
+        sums[chunk.model].buffers += factor.to(chunk.buffers.dtype) @ (chunk.buffers if whole else chunk.buffers[came])
+        sums[chunk.model].weight += float(weight.sum())
+        sums[chunk.model].rows += len(came)
+
+    def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
+        return [Estimate(s.update, s.buffers / s.weight) if s.rows else Estimate(None, None) for s in sums], state
+
+
+@dataclass(frozen=True)
+class FedAvg(Unbiased):
+    """The weighted mean of the updates: with uniform sampling McMahan's n_i / sum of n_j over those who came back (S0).
+
+    A ratio estimator: the step's size does not depend on who was drawn, at the price of a small bias.
+    """
+
+    def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
+        return [Estimate(s.update / s.weight, s.buffers / s.weight) if s.rows else Estimate(None, None) for s in sums], state

@@ -1,0 +1,186 @@
+"""rota.run: play an experiment's rounds, keep them on disk, stop in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rota import loop, weights
+from rota.check import check
+from rota.engine import Devices, make
+from rota.estimate import Estimator, Server, Sgd, Unbiased
+from rota.loop import Experiment, State
+from rota.plan import Task
+from rota.record import Record, columns, reached
+from rota.sampling import Sampler, Uniform
+
+CHECKPOINT_SECONDS = 5.0
+"""A crash loses no more than this much work."""
+
+
+class Interrupted(Exception):
+    """The user stopped the run (Ctrl-C); `folder` holds its checkpoint, where it has a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    experiment: Experiment
+    state: State
+    records: list[Record]
+    summary: dict[str, Any]
+    folder: Path | None = None
+
+    @property
+    def rounds(self) -> dict[str, list[Any]]:
+        """The rounds as a table: a dict of columns."""
+        return columns(self.records)
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The trained modules by name."""
+        out = {}
+        for name, task, model in zip(self.experiment.names, self.experiment.tasks, self.state.models, strict=True):
+            out[name] = task.build()
+            weights.load(out[name], model)
+        return out
+
+
+def run(
+    tasks: list[Task],
+    sampler: Sampler | None = None,
+    *,
+    estimator: Estimator | None = None,
+    server: Server | None = None,
+    devices: Devices | None = None,
+    rounds: int = 100,
+    seed: int = 0,
+    evaluate: int = 1,
+    target: float | None = None,
+    engine: str = "auto",
+    device: str = "auto",
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Callable[[Record], None] | None = None,
+) -> Run:
+    """Train the tasks together for some rounds.
+
+    With `out` the run is kept in that folder and can be resumed after a crash, exactly. `watch` is called with each round's record.
+    """
+    experiment = Experiment(
+        tasks,
+        sampler or Uniform(),
+        estimator or Unbiased(),
+        server or Sgd(),
+        devices or Devices(),
+        rounds,
+        seed,
+        evaluate,
+        target,
+    )
+    return execute(experiment, engine=engine, device=device, out=Path(out) if out else None, resume=resume, watch=watch)
+
+
+def execute(
+    experiment: Experiment,
+    *,
+    engine: str = "auto",
+    device: str = "auto",
+    out: Path | None = None,
+    resume: bool = False,
+    config: dict[str, Any] | None = None,
+    watch: Callable[[Record], None] | None = None,
+) -> Run:
+    """Run an experiment; `config` is what the folder's config.toml says (a description of the objects where it is None)."""
+    check(experiment)
+    machine = make(engine, experiment.tasks, experiment.devices, experiment.seed, device)
+    state = loop.begin(experiment, machine)
+    spent, records = 0.0, []
+    folder = None
+    if out is not None:
+        from rota.store import Folder
+
+        config = config or describe(experiment)
+        if resume:
+            folder = Folder.reopen(out, config)
+            state, spent = folder.read_state(state)
+            records = folder.records()
+        else:
+            folder = Folder.create(out, config)
+        folder.write_data(experiment)
+    began = saved = time.monotonic()
+    done = bool(records) and reached(records[-1], experiment.target)
+    try:
+        while state.round < experiment.rounds and not done:
+            state, entry = loop.play(experiment, machine, state)
+            records.append(entry)
+            done = reached(entry, experiment.target)
+            if folder:
+                folder.append(entry)
+                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    folder.save(state, spent + time.monotonic() - began)
+                    saved = time.monotonic()
+            if watch:
+                watch(entry)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(out) from stop
+    finally:
+        # whatever ended the rounds, the last whole one is kept
+        if folder:
+            folder.save(state, spent + time.monotonic() - began)
+    summary = summarise(experiment, records, spent + time.monotonic() - began)
+    if folder:
+        folder.write_models(experiment, state)
+        folder.write_summary(summary)
+    return Run(experiment, state, records, summary, out)
+
+
+def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:
+    """A run in a few numbers; accuracies are the last tested ones, `rounds_to_target` counts until each model reached it."""
+    tested = [line for line in records if line["accuracy"] is not None]
+    last = tested[-1]
+    models: dict[str, Any] = {}
+    for name in experiment.names:
+        models[name] = {key: last["models"][name][key] for key in ("loss", "accuracy")}
+        models[name]["best_accuracy"] = max(line["models"][name]["accuracy"] for line in tested)
+        if experiment.target is not None:
+            hits = [line["round"] for line in tested if line["models"][name]["accuracy"] >= experiment.target]
+            models[name]["rounds_to_target"] = hits[0] if hits else None
+    totals = {key: records[-1][key] for key in ("seconds", "bytes_up", "bytes_down", "server_bytes")}
+    return {
+        "rounds": len(records),
+        "accuracy": last["accuracy"],
+        "loss": last["loss"],
+        "models": models,
+        **totals,
+        "client_seconds": sum(line["client_seconds"] for line in records),
+        "failures": sum(len(line["failures"]) for line in records),
+        "wall_seconds": round(wall_seconds, 3),
+    }
+
+
+def describe(experiment: Experiment) -> dict[str, Any]:
+    """An experiment made in Python, in words: what config.toml holds where there is no recipe to put there."""
+
+    def words(value: Any) -> Any:
+        fields = asdict(value) if is_dataclass(value) and not isinstance(value, type) else {}
+        return {"name": type(value).__name__, **{k: v for k, v in fields.items() if isinstance(v, str | int | float)}}
+
+    numbers = {k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target") if getattr(experiment, k) is not None}
+    policies = {k: words(getattr(experiment, k)) for k in ("sampler", "estimator", "server", "devices")}
+    tasks = []
+    for task, name in zip(experiment.tasks, experiment.names, strict=True):
+        work = {k: getattr(task, k) for k in ("lr", "batch", "epochs", "steps", "prox") if getattr(task, k) is not None}
+        model = getattr(task.model, "__qualname__", type(task.model).__name__)
+        tasks.append({"name": name, "model": model, "data": task.data.name, "clients": task.data.clients, **work})
+    return {**numbers, **policies, "task": tasks}

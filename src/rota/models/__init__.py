@@ -1,0 +1,55 @@
+"""The papers' networks: each a function of the data's `shape` and `classes` that returns an nn.Module with logits for outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from rota.models.cnn import cnn, fluid_femnist, kvib_cnn, leaf_femnist, mmfl_cnn, mmfl_emnist, pfl_cnn, s2_classic, s2_wide, vgg9
+from rota.models.mlp import logistic, s2_small, two_nn
+from rota.models.resnet import preact_resnet18, resnet18
+from rota.models.text import leaf_lstm, lstm_shakespeare, mmfl_lstm
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "two_nn": two_nn,
+    "cnn": cnn,
+    "s2_small": s2_small,
+    "s2_classic": s2_classic,
+    "s2_wide": s2_wide,
+    "kvib_cnn": kvib_cnn,
+    "fluid_femnist": fluid_femnist,
+    "vgg9": vgg9,
+    "lstm_shakespeare": lstm_shakespeare,
+    "leaf_femnist": leaf_femnist,
+    "leaf_lstm": leaf_lstm,
+    "mmfl_cnn": mmfl_cnn,
+    "mmfl_emnist": mmfl_emnist,
+    "mmfl_lstm": mmfl_lstm,
+    "pfl_cnn": pfl_cnn,
+    "resnet18": resnet18,
+    "preact_resnet18": preact_resnet18,
+}
+
+__all__ = [
+    "MODELS",
+    "cnn",
+    "fluid_femnist",
+    "kvib_cnn",
+    "leaf_femnist",
+    "leaf_lstm",
+    "logistic",
+    "lstm_shakespeare",
+    "mmfl_cnn",
+    "mmfl_emnist",
+    "mmfl_lstm",
+    "pfl_cnn",
+    "preact_resnet18",
+    "resnet18",
+    "s2_classic",
+    "s2_small",
+    "s2_wide",
+    "two_nn",
+    "vgg9",
+]

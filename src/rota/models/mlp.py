@@ -1,0 +1,35 @@
+"""Networks of fully connected layers: they take examples of any shape."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import nn
+
+from rota.models.parts import head, net
+
+
+def logistic(shape: tuple[int, ...] = (60,), classes: int = 10) -> nn.Module:
+    """Logistic regression: one linear layer on the flattened example (S1 on Synthetic(α, β)).
+
+    S1's code applies softmax here and once more inside its loss; rota returns logits, so S1's learning rate of .02 is not
+    the one for this model.
+    """
+    return net(flatten=nn.Flatten(), fc=head(prod(shape), classes))
+
+
+def two_nn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
+    """2NN: two hidden layers of 200 ReLU units (McMahan et al. 2017; S0). 199,210 parameters on MNIST."""
+    return net(
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(prod(shape), 200),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(200, 200),
+        relu2=nn.ReLU(),
+        fc3=head(200, classes),
+    )
+
+
+def s2_small(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
+    """S2's model 1: one hidden layer of 30 ReLU units. 23,860 parameters on MNIST."""
+    return net(flatten=nn.Flatten(), fc1=nn.Linear(prod(shape), 30), relu1=nn.ReLU(), fc2=head(30, classes))

@@ -1,0 +1,94 @@
+"""Networks that read a sequence of characters (numbers 0..classes-1) and predict the next one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rota.errors import BadInput
+from rota.models.parts import head, net
+
+
+def lstm_shakespeare(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
+    """S3's Shakespeare network: one-hot characters, two LSTM layers of 128 units. 249,936 parameters.
+
+    The source's Keras network has 248,912: one bias vector for each LSTM layer, where PyTorch has two.
+    """
+    _sequence("lstm_shakespeare", shape)
+    return net(one_hot=OneHot(classes), lstm1=LSTM(classes, 128), lstm2=LSTM(128, 128), last=Last(), fc=head(128, classes))
+
+
+def leaf_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
+    """LEAF's Shakespeare network: characters embedded in 8 dimensions, two LSTM layers of 256 units. 819,920 parameters.
+
+    LEAF's TensorFlow network has 817,872: one bias vector for each LSTM layer, where PyTorch has two.
+    """
+    _sequence("leaf_lstm", shape)
+    return net(embed=nn.Embedding(classes, 8), lstm1=LSTM(8, 256), lstm2=LSTM(256, 256), last=Last(), fc=head(256, classes))
+
+
+def mmfl_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
+    """S0's Shakespeare network: characters embedded in 128 dimensions, two LSTM layers of 256 units, dropout. 952,400 parameters."""
+    _sequence("mmfl_lstm", shape)
+    return net(
+        embed=nn.Embedding(classes, 128),
+        lstm1=LSTM(128, 256),
+        lstm2=LSTM(256, 256),
+        last=Last(),
+        drop=nn.Dropout(0.5),
+        fc=head(256, classes),
+    )
+
+
+class LSTM(nn.Module):
+    """One LSTM layer, [batch, time, inputs] -> [batch, time, units]: nn.LSTM's parameters and numbers, written out.
+
+        i, f, g, o = W_ih x_t + b_ih + W_hh h + b_hh;   c = sig(f) c + sig(i) tanh(g);   h = sig(o) tanh(c)
+
+    torch.func cannot map nn.LSTM's fused kernel over clients, and that kernel fixes the number of units; this layer takes
+    its sizes from the weights it is given.
+    """
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.weight_ih = nn.Parameter(torch.empty(4 * units, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(4 * units, units))
+        self.bias_ih = nn.Parameter(torch.empty(4 * units))
+        self.bias_hh = nn.Parameter(torch.empty(4 * units))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(units**-0.5), units**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = F.linear(x.to(self.weight_ih.dtype), self.weight_ih, self.bias_ih + self.bias_hh)
+        hidden = cell = inputs.new_zeros(len(x), self.weight_hh.shape[1])
+        out = []
+        for now in inputs.unbind(1):
+            i, f, g, o = (now + F.linear(hidden, self.weight_hh)).chunk(4, dim=-1)
+            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+            hidden = torch.sigmoid(o) * torch.tanh(cell)
+            out.append(hidden)
+        return torch.stack(out, dim=1)
+
+
+class OneHot(nn.Module):
+    """Numbers 0..classes-1 as unit vectors (of bool: the layer behind has the number type)."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-1) == torch.arange(self.classes, device=x.device)
+
+
+class Last(nn.Module):
+    """The last time step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, -1]
+
+
+def _sequence(model: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 1 or shape[0] < 1:
+        raise BadInput(f"{model} takes sequences of characters, of shape (length,), not examples of shape {shape}; use a model for those")

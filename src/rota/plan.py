@@ -1,0 +1,136 @@
+"""The nouns: Task (what is learnt), Plan (who trains what this round), Chunk (what came back), Seen (what policies observe)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rota import rng
+from rota.data.federation import Array, Federation
+
+State = dict[str, Array]
+"""What a policy remembers between rounds: named arrays, and nothing else, so that a checkpoint holds all of it."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of logits, one number an example."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def top1(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the largest output is the target's class, one number an example."""
+    return (outputs.argmax(-1) == targets).float()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model to learn: its network, its clients' data, and the work a client does on it in a round.
+
+    `model` is a function that returns an nn.Module (where it has parameters named `shape` or `classes`, they are filled from
+    the data), or a module, whose weights are then the starting point. A client runs `epochs` passes over its examples in
+    mini-batches of `batch` (None: all of them, S0's B = infinity), or exactly `steps` mini-batches: steps=1 is one
+    gradient of synchronous distributed SGD. `prox` is FedProx's mu, which adds mu/2 ||w - w_server||^2 to the local loss.
+    `loss` and `score` give one number an example.
+    """
+
+    model: Callable[..., nn.Module] | nn.Module
+    data: Federation
+    lr: float = 0.1
+    batch: int | None = 10
+    epochs: int = 1
+    steps: int | None = None
+    prox: float = 0.0
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    score: Callable[[Tensor, Tensor], Tensor] = top1
+    name: str = ""
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """A fresh module; the same seed gives the same weights."""
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        wanted = inspect.signature(self.model).parameters
+        known: dict[str, Any] = {"shape": self.data.shape, "classes": self.data.classes}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.key(seed, "init"))
+            return self.model(**{name: value for name, value in known.items() if name in wanted})
+
+
+def shares(tasks: list[Task]) -> Array:
+    """d[s, i]: client i's share of model s's training examples; rows sum to 1, 0 means "no data for it"."""
+    sizes: Array = np.stack([task.data.train.sizes for task in tasks]).astype(np.float64)
+    return np.asarray(sizes / sizes.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round's rota: row r says that client[r] trains model[r], drawn with probability[r], to count weight[r].
+
+    `weight` is what makes the weighted sum of updates estimate full participation: share / probability, where the pair was
+    drawn once. Rows are unique: a pair drawn twice is one row of twice the weight.
+    """
+
+    client: Array
+    model: Array
+    probability: Array
+    weight: Array
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What came back for some rows of the plan, all of one model, stacked.
+
+    `update` [rows, params] is start - end of local training (it includes the learning rate); `buffers` [rows, buffers] are
+    the new values. `loss` is the mean training loss over the local steps; `examples` counts the examples processed. A row
+    whose `reason` is not empty failed: its numbers mean nothing.
+    """
+
+    rows: Array
+    model: int
+    update: Tensor
+    buffers: Tensor
+    loss: Array
+    examples: Array
+    seconds: Array
+    reason: list[str]
+
+
+@dataclass
+class Seen:
+    """What the server saw of each plan row, as arrays over rows (NaN for rows that failed): all that policies learn from."""
+
+    norm: Array
+    loss: Array
+    examples: Array
+    seconds: Array
+    reason: list[str]
+
+    @classmethod
+    def nothing(cls, rows: int) -> Seen:
+        norm, loss, examples, seconds = np.full((4, rows), np.nan)
+        return cls(norm, loss, examples, seconds, ["no reply"] * rows)
+
+    @property
+    def ok(self) -> Array:
+        return np.array([not reason for reason in self.reason], bool)
+
+    def add(self, chunk: Chunk) -> None:
+        """Write one chunk's rows in (rows that failed keep NaN)."""
+        ok = np.array([not reason for reason in chunk.reason], bool)
+        rows = chunk.rows[ok]
+        self.norm[rows] = torch.linalg.vector_norm(chunk.update, dim=1).double().cpu().numpy()[ok]
+        self.loss[rows] = chunk.loss[ok]
+        self.examples[rows] = chunk.examples[ok]
+        self.seconds[rows] = chunk.seconds[ok]
+        for row, reason in zip(chunk.rows, chunk.reason, strict=True):
+            self.reason[row] = reason

@@ -1,0 +1,67 @@
+"""What is written of a round: one line of rounds.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.engine import Score
+from rota.plan import Plan, Seen
+
+Record = dict[str, Any]
+
+
+def record(now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Score] | None, totals: Record) -> Record:
+    """The round as plain values, the same for the same seed on the same machine: no wall-clock time in it."""
+    models = {}
+    for s, name in enumerate(names):
+        rows = (plan.model == s) & seen.ok
+        entry: Record = {"trained": int(rows.sum()), "train_loss": _or_none(np.mean, seen.loss[rows])}
+        if scores:
+            entry |= {"loss": scores[s].loss, "accuracy": scores[s].accuracy}
+            by_client = scores[s].by_client
+            if by_client is not None:
+                low, middle, high = np.nanquantile(by_client, [0.1, 0.5, 0.9]).tolist()
+                entry["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
+        models[name] = entry
+    return {
+        "round": now,
+        "accuracy": float(np.mean([score.accuracy for score in scores])) if scores else None,
+        "loss": float(np.mean([score.loss for score in scores])) if scores else None,
+        "models": models,
+        "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
+        "probability": {"min": _or_none(np.min, plan.probability), "max": _or_none(np.max, plan.probability)},
+        **totals,
+        "client_seconds": float(np.nansum(seen.seconds)),
+        "failures": [
+            {"client": int(plan.client[row]), "model": names[plan.model[row]], "reason": seen.reason[row]}
+            for row in np.flatnonzero(~seen.ok)
+        ],
+    }
+
+
+def reached(entry: Record, target: float | None) -> bool:
+    """Whether the round's models are all at the target."""
+    if target is None or entry["accuracy"] is None:
+        return False
+    return all(model["accuracy"] >= target for model in entry["models"].values())
+
+
+def columns(records: list[Record]) -> dict[str, list[Any]]:
+    """The rounds as a table: a column for each plain value of the lines, and MODEL.loss, MODEL.accuracy ... for each model."""
+    table: dict[str, list[Any]] = {}
+    for line in records:
+        flat = {name: value for name, value in line.items() if not isinstance(value, dict | list)}
+        flat |= {f"{model}.{name}": value for model, entry in line["models"].items() for name, value in entry.items()}
+        for name, value in flat.items():
+            table.setdefault(name, [None] * (line["round"] - 1)).append(value)
+        for name in table.keys() - flat.keys():
+            table[name].append(None)
+    return table
+
+
+def _or_none(statistic: Callable[[Array], Any], values: Array) -> float | None:
+    return float(statistic(values)) if len(values) else None

@@ -1,0 +1,228 @@
+"""Charts over the clients: who was sampled how often, and who holds how much of what."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rota.report.charts import Chart, Series, Trace, axis, plain, safe
+from rota.report.groups import Group
+from rota.report.runs import Run
+
+Ints = NDArray[np.int64]
+
+BARS = 150
+"""Up to this many bars a chart shows every client; beyond, clients are binned."""
+BINS = 40
+"""A histogram's bins."""
+PARTS = 20
+"""Into how many groups of one size clients are cut, to set what they hold against how often they were sampled."""
+COLUMNS = 200
+"""A heat map's columns."""
+CLASSES = 10
+"""Up to this many classes have a colour each."""
+ROWS = 60
+"""A heat map's rows: rarer classes share one more."""
+
+
+def sampling(title: str, series: list[Series]) -> list[Chart]:
+    """How often clients were sampled: each of them if they are few, else a histogram, and the counts against the sizes."""
+    series = [one for one in series if _runs(one)]
+    of = f"{title}: how" if title else "How"
+    clients = max((len(_counts(run, one)) for one in series for run in _runs(one)), default=0)
+    seeds = " Mean over seeds." if any(len(_runs(one)) > 1 for one in series) else ""
+    if not clients:
+        return []
+    if clients * len(series) <= BARS:
+        chart = Chart(f"sampled {title}".strip(), f"{of} often each client was sampled", seeds.strip(), [_bars(one) for one in series])
+        chart.layout = {"xaxis": axis("clients, largest first"), "yaxis": axis("times sampled", rangemode="tozero"), "bargap": 0.15}
+        return [chart]
+    counts = Chart(f"sampled {title}".strip(), f"{of} often clients were sampled")
+    counts.note = f"{clients:,} clients by how many times they were drawn."
+    counts.traces = _histograms(series)
+    counts.layout = {"xaxis": axis("times sampled"), "yaxis": axis("share of clients", tickformat="~%", rangemode="tozero")}
+    sizes = Chart(f"sampled by size {title}".strip(), f"{of} often by client size")
+    sizes.note = f"Clients in order of their size, cut into {PARTS} groups: each group’s mean size and mean count.{seeds}"
+    sizes.traces = [trace for one in series for trace in _by_size(one)]
+    sizes.layout = {"xaxis": axis("client’s examples"), "yaxis": axis("times sampled", rangemode="tozero")}
+    return [counts, sizes] if sizes.traces else [counts]
+
+
+def _bars(series: Series) -> Trace:
+    """Every client's count, largest client first; over seeds the mean at each place in that order."""
+    rows, orders = [], set()
+    for run in _runs(series):
+        held, clients = _holdings(run, series)
+        order = np.argsort(-held, kind="stable")
+        rows.append(_counts(run, series)[clients[order]])
+        orders.add(tuple(f"client {client} ({size:,} examples)" for client, size in zip(clients[order], held[order], strict=True)))
+    count = np.mean([row[: min(map(len, rows))] for row in rows], axis=0)
+    # where data are dealt anew for each seed, a place in the order is not one client
+    names = orders.pop() if len(orders) == 1 else [f"number {place} by size" for place in range(1, len(count) + 1)]
+    return {
+        "type": "bar",
+        "name": safe(series.label),
+        "x": list(range(1, len(count) + 1)),
+        "y": plain(count),
+        "text": list(names),
+        "textposition": "none",
+        "hovertemplate": "%{text}: sampled %{y:.4~g} times<extra>%{fullData.name}</extra>",
+        "meta": {"series": series.key, "role": "bar"},
+    }
+
+
+def _histograms(series: list[Series]) -> list[Trace]:
+    """The share of clients with each count, seeds pooled; counts are whole numbers and so are the bins' ends."""
+    counts = [np.concatenate([_counts(run, one) for run in _runs(one)]) for one in series]
+    least, most = min(int(row.min()) for row in counts), max(int(row.max()) for row in counts)
+    step = -(-(most - least + 1) // BINS)
+    ends = np.arange(least, most + step + 1, step)
+    names = [f"{low}" if step == 1 else f"{low} to {low + step - 1}" for low in ends[:-1].tolist()]
+    traces = []
+    for one, row in zip(series, counts, strict=True):
+        trace = {
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"shape": "hvh"},
+            "fill": "tozeroy",
+            "name": safe(one.label),
+            "x": plain(ends[:-1] + (step - 1) / 2),
+            "y": plain(np.histogram(row, ends)[0] / len(row)),
+            "text": names,
+            "hovertemplate": "%{y:.1%} of clients %{text} times<extra>%{fullData.name}</extra>",
+            "meta": {"series": one.key, "role": "area"},
+        }
+        traces.append(trace)
+    return traces
+
+
+def _by_size(series: Series) -> list[Trace]:
+    """Mean count against mean size, seeds pooled; nothing where clients are all of one size."""
+    runs = [run for run in _runs(series) if series.model in run.data]
+    if not runs:
+        return []
+    held = np.concatenate([_holdings(run, series)[0] for run in runs])
+    count = np.concatenate([_counts(run, series)[_holdings(run, series)[1]] for run in runs])
+    if held.min() == held.max():
+        return []
+    parts = np.array_split(np.argsort(held, kind="stable"), PARTS)
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": safe(series.label),
+        "x": plain([held[part].mean() for part in parts]),
+        "y": plain([count[part].mean() for part in parts]),
+        "hovertemplate": "%{x:,.0f} examples: sampled %{y:.3~g} times<extra>%{fullData.name}</extra>",
+        "meta": {"series": series.key, "role": "line"},
+    }
+    return [trace]
+
+
+def holdings(groups: list[Group]) -> list[Chart]:
+    """Who holds how much of what: a chart for each federation that is not the same, by the groups' first seeds."""
+    found: dict[str, tuple[str, dict[str, Any], list[Group]]] = {}
+    for group in groups:
+        for model, entry in group.runs[0].data.items():
+            found.setdefault(json.dumps([model, entry]), (model, entry, []))[2].append(group)
+    several = len({model for model, _, _ in found.values()}) > 1
+    charts = []
+    for number, (model, entry, whose) in enumerate(found.values()):
+        title = f"{model}: data" if several else "Data"
+        if len(whose) < len(groups):
+            title += f" ({'; '.join(group.label for group in whose)})"
+        chart = Chart(f"data {number}", title, _in_words(entry))
+        if any(run.data.get(model) != entry for group in whose for run in group.runs):
+            chart.note += " Dealt anew for each seed: these are the first seed’s."
+        labels = np.array(entry["labels"]) if "labels" in entry else None
+        if labels is not None and len(labels) <= BARS and labels.shape[1] <= CLASSES:
+            _stack(chart, entry, labels)
+        else:
+            _heat(chart, entry, labels)
+        charts.append(chart)
+    return charts
+
+
+def _in_words(entry: dict[str, Any]) -> str:
+    sizes = np.array(entry["sizes"])
+    each = f"{sizes.min():,} to {sizes.max():,} each, median {np.median(sizes):,.0f}" if np.ptp(sizes) else f"{sizes.min():,} each"
+    words = f"{entry['data']}: {entry['examples']:,} training examples on {entry['clients']:,} clients, {each}."
+    words += f" {entry['test_examples']:,} test examples."
+    return words if len(sizes) == entry["clients"] else f"{words} Shown are {len(sizes):,} clients, evenly spread by size."
+
+
+def _stack(chart: Chart, entry: dict[str, Any], labels: Ints) -> None:
+    """Label counts on top of each other, a bar a client, largest first."""
+    order = np.argsort(-np.array(entry["sizes"]), kind="stable")
+    names = [f"client {client}" for client in np.array(entry["shown"])[order].tolist()]
+    for label, column in enumerate(labels[order].T.tolist()):
+        trace = {
+            "type": "bar",
+            "name": f"class {label}",
+            "x": list(range(1, len(names) + 1)),
+            "y": column,
+            "text": names,
+            "textposition": "none",
+            "hovertemplate": f"%{{text}}: %{{y:,}} of class {label}<extra></extra>",
+            "meta": {"role": "class", "index": label},
+        }
+        chart.traces.append(trace)
+    chart.layout = {"xaxis": axis("clients, largest first"), "yaxis": axis("examples"), "barmode": "stack", "bargap": 0.1}
+    chart.layout["showlegend"] = True
+
+
+def _heat(chart: Chart, entry: dict[str, Any], labels: Ints | None) -> None:
+    """The sizes, largest first, and under them each class's share of a client's examples; neighbours share a column if there are many."""
+    sizes = np.array(entry["sizes"])
+    order = np.argsort(-sizes, kind="stable")
+    parts = np.array_split(order, min(COLUMNS, len(sizes)))
+    x = plain([part.mean() for part in np.array_split(np.arange(1, len(sizes) + 1), len(parts))])
+    bars = {
+        "type": "bar",
+        "x": x,
+        "y": plain([sizes[part].mean() for part in parts]),
+        "hovertemplate": "number %{x:,.0f} by size: %{y:,.4~g} examples<extra></extra>",
+        "meta": {"role": "sizes"},
+    }
+    chart.traces = [bars]
+    chart.layout = {"xaxis": axis("clients, largest first"), "yaxis": axis("examples"), "bargap": 0}
+    if labels is None:
+        return
+    names = [f"{label}" for label in range(labels.shape[1])]
+    if len(names) > ROWS:
+        kept = np.sort(np.argsort(-labels.sum(axis=0), kind="stable")[:ROWS])
+        labels = np.column_stack([labels[:, kept], np.delete(labels, kept, axis=1).sum(axis=1)])
+        names = [*(f"{label}" for label in kept.tolist()), "others"]
+    share = labels / np.maximum(labels.sum(axis=1, keepdims=True), 1)
+    heat = {
+        "type": "heatmap",
+        "x": x,
+        "y": names,
+        "z": [plain(row) for row in np.transpose([share[part].mean(axis=0) for part in parts])],
+        "yaxis": "y2",
+        "zmin": 0,
+        "hovertemplate": "number %{x:,.0f} by size: %{z:.1%} of class %{y}<extra></extra>",
+        "meta": {"role": "heat"},
+    }
+    chart.traces.append(heat)
+    chart.note += " Below the sizes: each class’s share of a client’s examples."
+    chart.layout["yaxis"]["domain"] = [0.76, 1]
+    chart.layout["yaxis2"] = axis("class", domain=[0, 0.7], type="category", autorange="reversed")
+    chart.layout["xaxis"]["anchor"] = "y2"
+
+
+def _runs(series: Series) -> list[Run]:
+    """The series' runs that have drawn clients for its model."""
+    return [run for run in series.group.runs if series.model in run.sampled]
+
+
+def _counts(run: Run, series: Series) -> Ints:
+    return run.sampled[str(series.model)]
+
+
+def _holdings(run: Run, series: Series) -> tuple[Ints, Ints]:
+    """How much the listed clients hold, and their numbers."""
+    entry = run.data[str(series.model)]
+    return np.array(entry["sizes"], np.int64), np.array(entry["shown"], np.int64)

@@ -1,0 +1,144 @@
+"""Charts over the rounds: accuracy, loss, the spread across clients, and whatever else a run wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rota.report import numbers
+from rota.report.charts import Chart, Series, Trace, plain, safe
+from rota.report.groups import Group
+from rota.report.runs import Record, Run
+
+Pick = Callable[[Record], float | None]
+Floats = NDArray[np.float64]
+Table = dict[str, dict[str, list[float | None]]]
+
+POINTS = 1000
+"""Longer curves are thinned to this many points: more than a chart has pixels."""
+FEW = 30
+"""A curve of up to this many points shows where they are: a single one would not be seen as a line."""
+EVERY = " all"
+"""Marks the x table's entries for all rounds; the others are for those that were tested."""
+KNOWN = {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "server_bytes", "client_seconds"}
+"""The plain values of a round that the page shows in their own places; others get a chart each."""
+
+
+def x_table(groups: list[Group]) -> tuple[dict[str, str], Table]:
+    """The x axes' titles, and the groups' x values: means over their seeds, in units that suit all of them."""
+    picks: dict[str, Pick] = {
+        "round": lambda line: line["round"],
+        "seconds": lambda line: line["seconds"],
+        "bytes": lambda line: line["bytes_up"] + line["bytes_down"],
+    }
+    table = {}
+    for number, group in enumerate(groups):
+        for along in (f"{number}", f"{number}{EVERY}"):
+            table[along] = {name: _values(group, along, pick).mean(axis=0) for name, pick in picks.items()}
+    most = {name: max(float(np.max(entry[name], initial=0.0)) for entry in table.values()) for name in picks}
+    second, time = numbers.scale(most["seconds"], numbers.SECONDS)
+    byte, sent = numbers.scale(most["bytes"], numbers.BYTES)
+    units = {"round": 1.0, "seconds": second, "bytes": byte}
+    titles = {"round": "round", "seconds": f"virtual time ({time})", "bytes": f"data sent, up and down ({sent})"}
+    return titles, {along: {name: plain(values / units[name]) for name, values in entry.items()} for along, entry in table.items()}
+
+
+def score(name: str, title: str, series: list[Series]) -> Chart:
+    """The test accuracy or loss."""
+    note = "Share of the test examples that are classified correctly." if name == "accuracy" else "Mean loss of the test examples."
+    chart = Chart(f"{name} {title}".strip(), f"{title}: test {name}" if title else f"Test {name}", note, progress=True)
+    chart.empty = "No round has been tested yet."
+    chart.layout = {"yaxis": {"tickformat": "~%" if name == "accuracy" else "~g"}}
+    for one in series:
+        chart.traces += _curve(one, one.along, _score(name, one.model), "line", name == "accuracy")
+    return chart
+
+
+def training(chart: Chart, series: Series) -> None:
+    """Add the clients' own loss to a chart of the test loss: every round has one."""
+    label = Series(series.key, "training (mean of the cohort)", series.group, series.along, series.model)
+    more = _curve(label, series.along + EVERY, _score("train_loss", series.model), "dotted", False)
+    for trace in chart.traces:
+        trace["name"] = "test"
+    chart.traces += more
+    chart.layout["showlegend"] = True
+    chart.note = "Mean loss of the test examples, and of the cohort's training examples as they were trained on."
+
+
+def spread(title: str, series: list[Series]) -> Chart:
+    """How the accuracy differs between clients, where they were tested one by one."""
+    chart = Chart(f"spread {title}".strip(), f"{title}: accuracy across clients" if title else "Accuracy across clients", progress=True)
+    chart.note = "The median client, and the band from the 10th to the 90th percentile; each client is tested on data like its own."
+    chart.layout = {"yaxis": {"tickformat": "~%"}}
+    for one in series:
+        low, middle, high = (_values(one.group, one.along, _client(part, one.model)).mean(axis=0) for part in ("p10", "p50", "p90"))
+        if np.isfinite(middle).any():
+            chart.traces += [*_band(one, one.along, low, high), _line(one, one.along, middle, "line", True)]
+    return chart
+
+
+def measures(groups: list[Group], series: list[Series]) -> list[Chart]:
+    """The rounds' other plain values: the variance of the estimate, regret, whatever a run was asked to write."""
+    lines = [line for group in groups for run in group.runs for line in run.rounds]
+    plain_value = (int, float)
+    keys = dict.fromkeys(key for line in lines for key, value in line.items() if key not in KNOWN and type(value) in plain_value)
+    charts = []
+    for key in keys:
+        pick: Pick = _score(key, None)
+        chart = Chart(f"measure {key}", key.replace("_", " ").capitalize(), progress=True, layout={"yaxis": {"tickformat": "~g"}})
+        for one in series[: len(groups)]:
+            chart.traces += _curve(one, one.along + EVERY, pick, "line", False)
+        charts.append(chart)
+    return charts
+
+
+def _curve(series: Series, along: str, pick: Pick, role: str, share: bool) -> list[Trace]:
+    """A group's mean over its seeds, and the band from the lowest to the highest seed where there are several."""
+    values = _values(series.group, along, pick)
+    if not np.isfinite(values).any():
+        return []
+    edges = _band(series, along, values.min(axis=0), values.max(axis=0)) if len(values) > 1 and role != "dotted" else []
+    return [*edges, _line(series, along, values.mean(axis=0), role, share)]
+
+
+def _band(series: Series, along: str, low: Floats, high: Floats) -> list[Trace]:
+    """The area between two curves: plotly fills from a trace to the one before it."""
+    edge = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    meta = {"series": series.key, "along": along}
+    lower = {**edge, "y": plain(low), "meta": {**meta, "role": "edge"}}
+    return [lower, {**edge, "y": plain(high), "fill": "tonexty", "meta": {**meta, "role": "band"}}]
+
+
+def _line(series: Series, along: str, y: Floats, role: str, share: bool) -> Trace:
+    meta = {"series": series.key, "along": along, "role": role, "value": "%{y:.1%}" if share else "%{y:.4~g}"}
+    mode = "lines+markers" if len(y) <= FEW else "lines"
+    return {"type": "scatter", "mode": mode, "name": safe(series.label), "y": plain(y), "meta": meta}
+
+
+def _score(name: str, model: str | None) -> Pick:
+    if model is None:
+        return lambda line: line.get(name)
+    return lambda line: line["models"].get(model, {}).get(name)
+
+
+def _client(part: str, model: str | None) -> Pick:
+    return lambda line: line["models"].get(model, {}).get("client_accuracy", {}).get(part)
+
+
+def _values(group: Group, along: str, pick: Pick) -> Floats:
+    """A row for each run of the group, a column for each round that all of them have (so that a mean is always over the same
+    seeds); runs that have none are left out. Where there are too many rounds, an even selection with both ends."""
+    runs: list[Run] = [run for run in group.runs if (run.rounds if along.endswith(EVERY) else run.tested)]
+    lines: list[dict[int, Record]] = [
+        {line["round"]: line for line in (run.rounds if along.endswith(EVERY) else run.tested)} for run in runs
+    ]
+    if not lines:
+        return np.zeros((1, 0))
+    rounds = sorted(set.intersection(*(set(rows) for rows in lines)))
+    if len(rounds) > POINTS:
+        rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
+    picked: list[list[Any]] = [[pick(rows[now]) for now in rounds] for rows in lines]
+    return np.array(picked, dtype=np.float64)  # None becomes nan

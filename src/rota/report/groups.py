@@ -1,0 +1,85 @@
+"""Which runs are one setting with several seeds, and what a setting is called."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from rota.report.runs import Run
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    runs: list[Run]
+
+
+def group(runs: list[Run]) -> list[Group]:
+    """The runs as groups, in the order given; a seed that comes twice with one configuration starts a group of its own."""
+    together: dict[tuple[str, int], list[Run]] = {}
+    seen: Counter[str] = Counter()
+    for run in runs:
+        same = json.dumps({key: value for key, value in run.config.items() if key != "seed"}, sort_keys=True, default=str)
+        whole = f"{same} {run.config.get('seed')}"
+        together.setdefault((same, seen[whole]), []).append(run)
+        seen[whole] += 1
+    members = list(together.values())
+    return [Group(label, runs) for label, runs in zip(_labels(members), members, strict=True)]
+
+
+def differing(groups: list[list[Run]]) -> dict[str, list[str | None]]:
+    """The configuration keys that are not the same in all groups, with each group's value (None where it has no such key)."""
+    flat = [flatten(members[0].config) for members in groups]
+    keys = dict.fromkeys(key for config in flat for key in config if key != "seed")
+    table = {key: [config.get(key) for config in flat] for key in keys}
+    return {key: values for key, values in table.items() if len(set(values)) > 1}
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"sampler": {"name": "uniform"}} as {"sampler.name": "uniform"}; the tables of a list are numbered if there are several."""
+    out: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            out |= flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value):
+                out |= flatten(item, f"{prefix}{key}{f'[{number}]' if len(value) > 1 else ''}.")
+        else:
+            out[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return out
+
+
+def _labels(groups: list[list[Run]]) -> list[str]:
+    """Each group's name: as few of the differing keys as tell the groups apart, names first; folders' names where no key does."""
+    table = differing(groups)
+    # a method's own knobs are missing from the other methods: its name says more
+    keys = sorted(table, key=lambda key: (None in table[key], not key.endswith("name")))
+    chosen: list[str] = []
+    apart = 1
+    for key in keys:
+        count = len(set(zip(*(table[name] for name in [*chosen, key]), strict=True)))
+        if count > apart:
+            chosen, apart = [*chosen, key], count
+    labels = []
+    for number, members in enumerate(groups):
+        words = [f"no {key}" if table[key][number] is None else f"{key}={table[key][number]}" for key in chosen]
+        labels.append(", ".join(words) or _folder(members))
+    twice = Counter(labels)
+    return [label if twice[label] == 1 else _alone(label, members) for label, members in zip(labels, groups, strict=True)]
+
+
+def _folder(members: list[Run]) -> str:
+    name = members[0].folder.name
+    return name if len(members) == 1 else re.sub(r"[-_.]?seed[-_=]?\d+$", "", name) or name
+
+
+def _alone(label: str, members: list[Run]) -> str:
+    """A label made the group's own with its folder (and that one's parent, for runs copied side by side)."""
+    folder = members[0].folder
+    place = f"{folder.parent.name}/{folder.name}"
+    return place if label == _folder(members) else f"{label} ({place})"

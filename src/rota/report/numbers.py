@@ -1,0 +1,74 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from scipy.special import stdtrit
+
+SPACE = "\u00a0"
+"""Keeps a number and its unit on one line."""
+NONE = "–"
+
+Format = Callable[[float], str]
+BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+SECONDS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}{SPACE}%"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def size(value: float) -> str:
+    """12.3 MB: steps of a thousand."""
+    step, unit = scale(value, BYTES)
+    digits = 0 if unit == "B" or value / step >= 100 else 1
+    return f"{value / step:.{digits}f}{SPACE}{unit}"
+
+
+def duration(value: float) -> str:
+    """4 min 10 s: the two largest units."""
+    if value < 0.9995:
+        return f"{value * 1000:.0f}{SPACE}ms" if value else f"0{SPACE}s"
+    if value < 59.95:
+        return f"{value:.1f}{SPACE}s"
+    whole = round(value)
+    for (step, unit), (small, small_unit) in pairwise(SECONDS):
+        if whole >= step:
+            rest = round(whole % step / small)
+            if rest * small == step:
+                whole, rest = whole + round(small), 0
+            return f"{whole // step:.0f}{SPACE}{unit}" + (f"{SPACE}{rest}{SPACE}{small_unit}" if rest else "")
+    raise AssertionError(value)
+
+
+def scale(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """The unit in which a number reads best."""
+    return next(((step, unit) for step, unit in units if largest >= step), units[-1])
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half the 95 % interval of the mean, by Student's t; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def mean(values: Sequence[float | None], form: Format) -> str:
+    """The mean of what is known, and its 95 % half-width where there are several that differ."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return NONE
+    half = half_width(known)
+    if not half or max(known) == min(known):
+        return form(float(np.mean(known)))
+    if form is percent:
+        return f"{100 * np.mean(known):.1f}{SPACE}±{SPACE}{100 * half:.1f}{SPACE}%"
+    return f"{form(float(np.mean(known)))}{SPACE}± {form(half)}"

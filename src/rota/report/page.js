@@ -1,0 +1,138 @@
+"use strict";
+// Python gives the charts' values; here they get their colours, the x axis that the reader chose, and the series that are not hidden.
+(() => {
+  const page = JSON.parse(document.getElementById("page").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const state = { axis: "round", log: false, hidden: new Set(), focus: null };
+
+  // Okabe and Ito's colours, a little darker or lighter where the ground asks for it; Tol's muted ones for classes
+  const CLASSES = ["#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb"];
+  const LIGHT = {
+    ink: "#1c2530", quiet: "#5d6875", rule: "#e8ebee", card: "#ffffff",
+    series: ["#0072b2", "#d55e00", "#009e73", "#c0609a", "#d18f00", "#4aa8e0"],
+    heat: [[0, "#f3f6f9"], [0.5, "#6aa9d6"], [1, "#08366b"]],
+  };
+  const DARK = {
+    ink: "#e4e8ec", quiet: "#9aa5b1", rule: "#2c343d", card: "#1a2027",
+    series: ["#3d9be9", "#f0783c", "#1fbf92", "#da8dbd", "#e6a820", "#8fd3f7"],
+    heat: [[0, "#1f262e"], [0.5, "#2f78b0"], [1, "#c9e6ff"]],
+  };
+  const theme = () => (dark.matches ? DARK : LIGHT);
+
+  function colour(key, alpha = 1) {
+    const at = page.series[key].colour;
+    const hex = at < 0 ? theme().ink : theme().series[at];
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    return `rgba(${r},${g},${b},${alpha})`;
+  }
+
+  function finish(trace) {
+    const { series, role, along, value, index } = trace.meta;
+    const out = { ...trace };
+    if (series) {
+      out.visible = !state.hidden.has(series);
+      const pale = state.focus && state.focus !== series;
+      out.opacity = pale ? 0.15 : 1;
+      const width = role === "dotted" ? 1.3 : page.series[series].colour < 0 ? 3 : 2;
+      const dash = role === "dotted" ? "dot" : page.series[series].dash;
+      if (role === "edge" || role === "band") {
+        out.line = { width: 0 };
+        out.fillcolor = colour(series, pale ? 0.03 : 0.16);
+      } else if (role === "bar") {
+        out.marker = { color: colour(series, 0.9) };
+      } else {
+        out.line = { ...trace.line, color: colour(series), width, dash };
+        out.marker = { color: colour(series), size: 5 };
+        if (role === "area") out.fillcolor = colour(series, pale ? 0.03 : 0.12);
+      }
+    }
+    if (role === "class") out.marker = { color: CLASSES[index], line: { width: 0 } };
+    if (role === "sizes") out.marker = { color: theme().series[0], line: { width: 0 } };
+    if (role === "heat") {
+      out.colorscale = theme().heat;
+      out.colorbar = { thickness: 10, outlinewidth: 0, tickformat: ".0%", len: 0.7, y: 0, yanchor: "bottom" };
+    }
+    if (along !== undefined) {
+      out.x = page.x[along][state.axis];
+      if (value) {
+        out.customdata = page.x[along].round;
+        const where = state.axis === "round" ? "" : `<br>round %{customdata}, ${page.axes[state.axis]} %{x:.4~g}`;
+        out.hovertemplate = `${value}${where}<extra>%{fullData.name}</extra>`;
+      }
+    }
+    return out;
+  }
+
+  function frame(key, chart, narrow) {
+    const { ink, quiet, rule, card } = theme();
+    const axis = { gridcolor: rule, linecolor: rule, zeroline: false, tickfont: { color: quiet }, automargin: true };
+    const named = (given) => (given && given.title ? { ...given, title: { font: { size: 12, color: quiet }, standoff: 8, ...given.title } } : given);
+    const layout = {
+      showlegend: false, margin: { l: 46, r: 10, t: 10, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.documentElement).fontFamily, size: 12, color: ink },
+      hoverlabel: { bgcolor: card, bordercolor: rule, font: { color: ink }, namelength: 60 },
+      dragmode: touch ? false : "zoom",
+      legend: { orientation: "h", y: narrow ? -0.25 : 1.02, yanchor: narrow ? "top" : "bottom", x: 0, font: { size: 11 } },
+      ...chart.layout,
+    };
+    for (const name of ["xaxis", "yaxis", "yaxis2"]) {
+      if (name !== "yaxis2" || layout.yaxis2) layout[name] = { ...axis, ...named(layout[name]) };
+    }
+    layout.xaxis.showgrid = false;
+    if (chart.progress) {
+      layout.xaxis = { ...layout.xaxis, ...named({ title: { text: page.axes[state.axis] } }), rangemode: "tozero" };
+      layout.hovermode = state.axis === "round" ? "x unified" : "closest";
+      if (key.startsWith("loss") && state.log) layout.yaxis.type = "log";
+    }
+    return layout;
+  }
+
+  const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "resetScale2d"]], plotlyServerURL: "", topojsonURL: "none", displayModeBar: touch ? false : "hover" };
+  const places = [...document.querySelectorAll("[data-chart]")];
+
+  function draw(place) {
+    const key = place.dataset.chart;
+    const chart = page.charts[key];
+    Plotly.react(place, chart.traces.map(finish), frame(key, chart, place.clientWidth < 480), config);
+  }
+
+  function drawAll() {
+    places.forEach(draw);
+    for (const chip of document.querySelectorAll(".chip")) {
+      const key = chip.dataset.series;
+      chip.setAttribute("aria-pressed", String(!state.hidden.has(key)));
+      const style = { solid: "solid", dash: "dashed", dot: "dotted", dashdot: "dashed" }[page.series[key].dash];
+      chip.querySelector("i").style.cssText = `border-top-color:${colour(key)};border-top-style:${style}`;
+    }
+    const all = document.getElementById("all");
+    if (all) all.hidden = state.hidden.size === 0;
+  }
+
+  for (const radio of document.querySelectorAll("input[name=axis]")) {
+    radio.addEventListener("change", () => { state.axis = radio.value; drawAll(); });
+  }
+  document.getElementById("log").addEventListener("change", (event) => { state.log = event.target.checked; drawAll(); });
+  for (const chip of document.querySelectorAll(".chip")) {
+    const key = chip.dataset.series;
+    chip.title = "click: hide or show; double click: this one alone";
+    chip.addEventListener("click", () => {
+      if (!state.hidden.delete(key)) state.hidden.add(key);
+      drawAll();
+    });
+    chip.addEventListener("dblclick", () => {
+      state.hidden = new Set(Object.keys(page.series).filter((other) => other !== key));
+      drawAll();
+    });
+    if (!touch) {
+      chip.addEventListener("mouseenter", () => { state.focus = state.hidden.has(key) ? null : key; drawAll(); });
+      chip.addEventListener("mouseleave", () => { state.focus = null; drawAll(); });
+    }
+  }
+  const all = document.getElementById("all");
+  if (all) all.addEventListener("click", () => { state.hidden.clear(); drawAll(); });
+  dark.addEventListener("change", drawAll);
+
+  drawAll();
+  document.documentElement.dataset.drawn = "yes";
+})();

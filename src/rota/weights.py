@@ -1,0 +1,54 @@
+"""A model's state as two flat vectors, so that the server's arithmetic is vector arithmetic.
+
+A model is `Weights(params, buffers)`: all parameters in one float vector, and all floating-point buffers (BatchNorm's running
+statistics) in another. Clients' updates are then the rows of a matrix, an estimate is a vector-matrix product, an update's
+norm is a row's norm, and a memory of all clients' updates is one array. Integer buffers (BatchNorm's batch counter) are
+neither trained nor shared.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Weights(NamedTuple):
+    params: Tensor
+    buffers: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """What one transfer of the model weighs."""
+        return self.params.nbytes + self.buffers.nbytes
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.detach().reshape(-1) for t in tensors]) if tensors else torch.empty(0)
+
+
+def read(module: nn.Module) -> Weights:
+    """Copy a module's state out."""
+    return Weights(_flat(list(module.parameters())), _flat([b for _, b in _buffers(module)]))
+
+
+def load(module: nn.Module, weights: Weights) -> None:
+    """Copy a state into a module."""
+    with torch.no_grad():
+        for flat, tensors in ((weights.params, list(module.parameters())), (weights.buffers, [b for _, b in _buffers(module)])):
+            for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+                tensor.copy_(piece.view_as(tensor))
+
+
+def named(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    """The state as named tensors (views), as in the module's own state_dict."""
+    out: dict[str, Tensor] = {}
+    for flat, pairs in ((weights.params, list(module.named_parameters())), (weights.buffers, _buffers(module))):
+        pieces = flat.split([t.numel() for _, t in pairs])
+        out |= {name: piece.view_as(t) for (name, t), piece in zip(pairs, pieces, strict=True)}
+    return out

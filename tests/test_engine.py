@@ -1,0 +1,251 @@
+"""One suite for all engines: each must do what a plain training loop, written out here, does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import federation, linear, network
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import rota
+from rota import rng, weights
+from rota.engine import ENGINES, Devices, Engine, local, make
+from rota.engine.clock import step_flops
+from rota.plan import Chunk, Plan, Task
+from rota.weights import Weights
+
+STREAM = rng.key(0, "train", 1)
+
+
+def pairs(clients: list[int], models: list[int] | None = None) -> Plan:
+    n = len(clients)
+    return Plan(np.array(clients), np.array(models or [0] * n), np.ones(n), np.ones(n))
+
+
+def collect(engine: Engine, models: list[Weights], plan: Plan, stream: int = STREAM) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:
+    """Plan row -> (update, buffers, its chunk)."""
+    out = {}
+    for chunk in engine.train(models, plan, stream):
+        assert (plan.model[chunk.rows] == chunk.model).all()
+        for at, row in enumerate(chunk.rows.tolist()):
+            assert row not in out
+            out[row] = (chunk.update[at], chunk.buffers[at], chunk)
+    assert sorted(out) == [*range(len(plan))]
+    return out
+
+
+def plain(task: Task, start: Weights, client: int, model: int = 0) -> tuple[Weights, float, int]:
+    """Local training written out: shuffled mini-batches, SGD, FedProx's pull. No dropout."""
+    module = task.build()
+    weights.load(module, start)
+    module.train()
+    x, y = task.data.train.of(client)
+    size = len(y) if task.batch is None else task.batch
+    key = rng.as_tensor([rng.key(STREAM, client, model)])[0]
+    origin = [p.detach().clone() for p in module.parameters()]
+    losses, seen, step, epoch = [], 0, 0, 0
+    least = 2 if any(isinstance(m, nn.BatchNorm1d) for m in module.modules()) else 1
+    per_epoch = len(y) // size + (len(y) % size >= least)
+    total = task.steps if task.steps is not None else task.epochs * per_epoch
+    while step < total:
+        order = rng.permutation(rng.fold(key, epoch), len(y))
+        for first in range(0, len(y), size):
+            if step == total:
+                break
+            batch = order[first : first + size]
+            if len(batch) < least:
+                continue
+            loss = F.cross_entropy(module(x[batch]), y[batch])
+            pull = sum(((p - o) ** 2).sum() for p, o in zip(module.parameters(), origin, strict=True))
+            grads = torch.autograd.grad(loss + task.prox / 2 * pull, list(module.parameters()))
+            with torch.no_grad():
+                for p, g in zip(module.parameters(), grads, strict=True):
+                    p -= task.lr * g
+            losses.append(loss.item())
+            seen += len(batch)
+            step += 1
+        epoch += 1
+    return weights.read(module), float(np.mean(losses)), seen
+
+
+def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, classes))
+
+
+WORK = {
+    "mini-batches": {"batch": 7},
+    "one batch": {"batch": None, "epochs": 3},
+    "steps": {"batch": 4, "steps": 11},
+    "one step": {"batch": 6, "steps": 1},
+    "epochs": {"batch": 7, "epochs": 2, "lr": 0.02},
+    "prox": {"batch": 5, "epochs": 2, "prox": 0.7},
+}
+SIZES = [9, 23, 16, 40]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+class TestEveryEngine:
+    @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+    @pytest.mark.parametrize("model", [linear, mlp])
+    def test_a_row_is_a_plain_training_loop(self, name: str, work: dict[str, float], model: object) -> None:
+        task = Task(model, federation(SIZES), **work)  # type: ignore[arg-type]
+        engine = make(name, [task], Devices(), 0, "cpu")
+        models = engine.initial()
+        for row, (update, buffers, chunk) in collect(engine, models, pairs([2, 0, 3])).items():
+            end, loss, seen = plain(task, models[0], [2, 0, 3][row])
+            torch.testing.assert_close(models[0].params - update, end.params, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(buffers, end.buffers, rtol=1e-4, atol=1e-5)
+            at = chunk.rows.tolist().index(row)
+            assert chunk.loss[at] == pytest.approx(loss, rel=1e-4)
+            assert chunk.examples[at] == seen
+            assert chunk.reason[at] == ""
+
+    def test_a_row_depends_on_nothing_beside_it(self, name: str) -> None:
+        task = Task(network, federation(SIZES), batch=7)
+        engine = make(name, [task], Devices(), 0, "cpu")
+        models = engine.initial()
+        together = collect(engine, models, pairs([0, 1, 2, 3]))
+        alone = collect(engine, models, pairs([2]))
+        reordered = collect(engine, models, pairs([3, 2]))
+        torch.testing.assert_close(together[2][0], alone[0][0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(together[2][0], reordered[1][0], rtol=1e-4, atol=1e-6)
+
+    def test_repeated_it_is_bit_identical(self, name: str) -> None:
+        task = Task(network, federation(SIZES), batch=7)
+        first, second = (collect(e, e.initial(), pairs([0, 1, 3])) for e in (make(name, [task], Devices(), 0, "cpu") for _ in range(2)))
+        assert all(torch.equal(first[row][0], second[row][0]) for row in first)
+
+    def test_dropout_is_each_clients_own_and_each_rounds(self, name: str) -> None:
+        """Two clients with the same data: their orders and masks differ; another round differs again."""
+        x, y = torch.randn(12, 4), torch.arange(12) % 3
+        task = Task(network, rota.from_clients([(x, y), (x, y)], (x, y)), batch=None)
+        engine = make(name, [task], Devices(), 0, "cpu")
+        models = engine.initial()
+        updates = [u for u, _, _ in collect(engine, models, pairs([0, 1])).values()]
+        updates.append(collect(engine, models, pairs([0]), rng.key(0, "train", 2))[0][0])
+        assert not any(torch.allclose(updates[i], updates[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+    def test_several_models_in_one_plan(self, name: str) -> None:
+        one, two = Task(linear, federation(SIZES), batch=7), Task(mlp, federation(SIZES, seed=1), batch=None, lr=0.05)
+        engine = make(name, [one, two], Devices(), 0, "cpu")
+        models = engine.initial()
+        plan = pairs([3, 0, 3], [1, 0, 0])
+        for row, (update, _, _) in collect(engine, models, plan).items():
+            client, model = int(plan.client[row]), int(plan.model[row])
+            end, _, _ = plain([one, two][model], models[model], client, model)
+            torch.testing.assert_close(models[model].params - update, end.params, rtol=1e-4, atol=1e-5)
+
+    def test_a_single_example_cannot_be_batch_normalised(self, name: str) -> None:
+        engine = make(name, [Task(mlp, federation([9, 1, 5]), batch=4)], Devices(), 0, "cpu")
+        reasons = {
+            row: chunk.reason[chunk.rows.tolist().index(row)]
+            for row, (_, _, chunk) in collect(engine, engine.initial(), pairs([0, 1, 2])).items()
+        }
+        assert reasons == {0: "", 1: local.TOO_FEW, 2: ""}
+
+    def test_an_empty_plan_gives_nothing(self, name: str) -> None:
+        engine = make(name, [Task(linear, federation(SIZES))], Devices(), 0, "cpu")
+        assert collect(engine, engine.initial(), pairs([])) == {}
+
+    @pytest.mark.parametrize("own_test", [False, True])
+    def test_evaluation(self, name: str, own_test: bool) -> None:
+        task = Task(network, federation(SIZES, own_test=own_test))
+        engine = make(name, [task], Devices(), 0, "cpu")
+        models = engine.initial()
+        module = task.build()
+        weights.load(module, models[0])
+        module.eval()
+        score = engine.evaluate(models)[0]
+        outputs = module(task.data.test.x)
+        assert score.loss == pytest.approx(F.cross_entropy(outputs, task.data.test.y).item(), rel=1e-5)
+        hits = (outputs.argmax(1) == task.data.test.y).double()
+        assert score.accuracy == pytest.approx(float(hits.mean()))
+        if own_test:
+            assert score.by_client is not None
+            assert score.by_client == pytest.approx(hits.view(len(SIZES), 10).mean(1).numpy())
+        else:
+            assert score.by_client is None
+
+    def test_seconds_come_from_the_device_profile(self, name: str) -> None:
+        task = Task(linear, federation(SIZES), batch=7)
+        devices = Devices(gflops=2e-6, mbps=0.08, spread=0.4)
+        engine = make(name, [task], devices, 0, "cpu")
+        models = engine.initial()
+        speed, link = devices.profile(len(SIZES), 0)
+        flops = 3 * 2 * 4 * 3  # forward and backward of a 4 x 3 product
+        for row, (_, _, chunk) in collect(engine, models, pairs([1, 3])).items():
+            client = [1, 3][row]
+            expected = SIZES[client] * flops / speed[client] + 2 * models[0].nbytes / link[client]
+            assert chunk.seconds[chunk.rows.tolist().index(row)] == pytest.approx(expected)
+        assert speed[1] != speed[3]
+
+    def test_m_workers_with_one_step_are_one_machine(self, name: str) -> None:
+        """Synchronous distributed SGD: the mean of equal workers' whole-data gradients is the gradient of all data."""
+        data = federation([12] * 5)
+        task = Task(linear, data, lr=0.3, batch=None, steps=1)
+        run = rota.run([task], rota.sampling.Full(), rounds=20, engine=name, device="cpu")
+        module = task.build(rng.key(0, "model", 0))
+        for _ in range(20):
+            grads = torch.autograd.grad(F.cross_entropy(module(data.train.x), data.train.y), list(module.parameters()))
+            with torch.no_grad():
+                for p, g in zip(module.parameters(), grads, strict=True):
+                    p -= 0.3 * g
+        torch.testing.assert_close(run.state.models[0].params, weights.read(module).params, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 50), st.integers(1, 60) | st.none(), st.integers(1, 3), st.integers(1, 20) | st.none())
+@settings(max_examples=100, deadline=None)
+def test_batches_cover_every_epoch_once(examples: int, batch: int | None, epochs: int, steps: int | None) -> None:
+    task = replace(Task(linear, federation([3])), batch=batch, epochs=epochs, steps=steps)
+    found = local.batches(task, examples, torch.tensor(7))
+    per_epoch = 1 if batch is None else -(-examples // batch)
+    for first in range(0, len(found) - per_epoch + 1, per_epoch):
+        assert sorted(torch.cat(found[first : first + per_epoch]).tolist()) == [*range(examples)]
+    assert len(found) == (epochs * per_epoch if steps is None else steps)
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 20) | st.none())
+@settings(max_examples=100, deadline=None)
+def test_single_examples_are_left_out_for_batchnorm(examples: int, batch: int, steps: int | None) -> None:
+    task = replace(Task(linear, federation([3])), batch=batch, epochs=2, steps=steps)
+    found = local.batches(task, examples, torch.tensor(7), least=2)
+    assert all(len(piece) >= 2 for piece in found)
+    if batch == 1 or examples == 1:
+        assert found == []
+    else:
+        assert len(found) == (steps or 2 * (examples // batch + (examples % batch > 1)))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.4), nn.Dropout1d(0.4), nn.Dropout2d(0.4), nn.Dropout3d(0.4)])
+def test_addressed_dropout_keeps_the_mean_and_drops_as_often_as_asked(layer: nn.Module) -> None:
+    x = torch.ones(200, 30, *[3] * {"Dropout1d": 1, "Dropout2d": 2, "Dropout3d": 3}.get(type(layer).__name__, 0))
+    mode = local.Dropout(torch.tensor(3))
+    with mode:
+        first, second = layer(x), layer(x)
+        mode.start(1)
+        third = layer(x)
+        mode.start(0)
+        again = layer(x)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)
+    assert float((first == 0).float().mean()) == pytest.approx(0.4, abs=0.03)
+    assert float(first.mean()) == pytest.approx(1.0, abs=0.05)
+    if first.dim() > 2:
+        assert bool(((first == 0).flatten(2).float().mean(2) % 1 == 0).all()), "whole channels"
+    layer.eval()
+    with mode:
+        assert torch.equal(layer(x), x)
+
+
+def test_lstm_flops_are_counted() -> None:
+    x = torch.randint(0, 80, (4, 80))
+    task = Task(rota.models.lstm_shakespeare, rota.from_clients([(x, x[:, 0])], (x, x[:, 0]), classes=80))
+    products = 80 * (4 * 128 * (80 + 128) + 4 * 128 * (128 + 128)) + 128 * 80
+    assert step_flops(task) == 3 * 2 * products

@@ -1,0 +1,175 @@
+"""The round as a whole: what it keeps, what it writes, what it does when clients fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import federation, linear, network
+from torch import nn
+
+import rota
+from rota import loop
+from rota.data.federation import Federation
+from rota.estimate import Adam, FedAvg, Sgd
+from rota.plan import Plan, Seen, Task
+from rota.sampling import Full, Uniform
+
+
+def test_the_loop_fits_on_two_screens() -> None:
+    assert len(Path(loop.__file__).read_text().splitlines()) < 200
+
+
+def test_it_learns(blobs: Federation) -> None:
+    run = rota.run([Task(linear, blobs, lr=0.1)], Uniform(3), estimator=FedAvg(), rounds=30)
+    assert run.summary["accuracy"] > 0.85
+    assert run.rounds["loss"][-1] < run.rounds["loss"][0]
+
+
+def test_same_seed_same_run_and_another_seed_another(blobs: Federation) -> None:
+    task = Task(network, blobs, batch=6)
+    one, two, other = (rota.run([task], Uniform(3), rounds=4, seed=seed).records for seed in (1, 1, 2))
+    assert one == two
+    assert one != other
+
+
+def test_a_second_model_does_not_disturb_the_first(blobs: Federation) -> None:
+    first, second = Task(linear, blobs, name="a"), Task(network, blobs, batch=6, name="b")
+    alone = rota.run([first], Full(), rounds=3)
+    both = rota.run([first, second], Full(), rounds=3)
+    assert torch.equal(alone.state.models[0].params, both.state.models[0].params)
+    assert [line["models"]["a"] for line in both.records] == [line["models"]["a"] for line in alone.records]
+    assert both.records[0]["accuracy"] == pytest.approx(np.mean([m["accuracy"] for m in both.records[0]["models"].values()]))
+
+
+def test_full_participation_averages_by_data_size(blobs: Federation) -> None:
+    """One round of Full with either estimator is the n_i-weighted mean of the local models."""
+    task = Task(linear, blobs)
+    engine = rota.engine.make("sequential", [task], rota.Devices(), 0, "cpu")
+    experiment = rota.Experiment([task], Full())
+    start = loop.begin(experiment, engine)
+    plan = Full().draw({}, experiment.shares, np.random.default_rng(0))
+    updates = torch.cat([c.update for c in engine.train(start.models, plan, rota.rng.key(0, "train", 1))])
+    sizes = torch.tensor(blobs.train.sizes, dtype=torch.float32)
+    expected = start.models[0].params - sizes / sizes.sum() @ updates
+    for estimator in (rota.estimate.Unbiased(), FedAvg()):
+        state, _ = loop.play(replace(experiment, estimator=estimator), engine, start)
+        torch.testing.assert_close(state.models[0].params, expected)
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Draws the same clients every round and remembers what it was shown."""
+
+    clients: tuple[int, ...]
+
+    def init(self, shares: np.ndarray) -> dict[str, np.ndarray]:  # noqa: ARG002
+        return {"norm": np.zeros(len(self.clients)), "failed": np.zeros(len(self.clients))}
+
+    def draw(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+        client = np.array(self.clients, np.int64)
+        zero = np.zeros(len(client), np.int64)
+        return Plan(client, zero, np.ones(len(client)), shares[0, client])
+
+    def observe(self, state: dict[str, np.ndarray], plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+        return {"norm": seen.norm, "failed": state["failed"] + ~seen.ok}
+
+
+class Fragile(nn.Linear):
+    """Its outputs are NaN where an example's first feature is huge."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.where(x[:, :1] > 1e6, torch.nan, 0.0)
+
+
+def sick(clients: list[int]) -> Federation:
+    data = federation([6, 6, 6])
+    for client in clients:
+        data.train.of(client)[0][0, 0] = 1e7
+    return data
+
+
+def fragile(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Fragile(shape[0], classes)
+
+
+def test_a_client_that_returns_nan_is_a_failed_row() -> None:
+    run = rota.run([Task(fragile, sick([1]))], Watching((0, 1, 2)), rounds=3)
+    assert run.records[0]["failures"] == [{"client": 1, "model": "blobs", "reason": "the update is not finite"}]
+    assert run.state.sampler["failed"].tolist() == [0, 3, 0]
+    assert np.isnan(run.state.sampler["norm"]).tolist() == [False, True, False]
+    assert torch.isfinite(run.state.models[0].params).all()
+    assert run.records[0]["models"]["blobs"]["trained"] == 2
+    assert run.records[0]["bytes_up"] * 3 == run.records[0]["bytes_down"] * 2
+    assert run.summary["failures"] == 3
+
+
+def test_a_round_in_which_everybody_fails_ends_the_run() -> None:
+    with pytest.raises(FloatingPointError, match="round 1: no client's update could be used"):
+        rota.run([Task(fragile, sick([0, 1, 2]))], Full(), rounds=3)
+
+
+def test_a_round_without_clients_changes_nothing(blobs: Federation) -> None:
+    run = rota.run([Task(linear, blobs)], Watching(()), server=Adam(), rounds=2)
+    assert run.records[0]["accuracy"] == run.records[1]["accuracy"]
+    assert run.state.server == [{}]
+    assert run.records[0]["probability"] == {"min": None, "max": None}
+
+
+def test_norms_reach_the_sampler(blobs: Federation) -> None:
+    task = Task(linear, blobs)
+    run = rota.run([task], Watching((4, 2)), rounds=1)
+    engine = rota.engine.make("sequential", [task], rota.Devices(), 0, "cpu")
+    plan = Watching((4, 2)).draw({}, run.experiment.shares, np.random.default_rng(0))
+    norms = [float(c.update.norm()) for c in engine.train(engine.initial(), plan, rota.rng.key(0, "train", 1))]
+    assert run.state.sampler["norm"] == pytest.approx(norms)
+
+
+def test_the_clock_waits_for_the_slowest_and_bytes_add_up(blobs: Federation) -> None:
+    run = rota.run([Task(linear, blobs)], Full(), rounds=2, devices=rota.Devices(spread=1.0))
+    first, second = run.records
+    assert second["seconds"] == pytest.approx(2 * first["seconds"])
+    assert first["seconds"] < first["client_seconds"]
+    assert second["bytes_up"] == 2 * 6 * (4 * 3 + 3) * 4
+    assert second["server_bytes"] == (4 * 3 + 3) * 4
+
+
+def test_server_memory_counts_moments(blobs: Federation) -> None:
+    plain, adam = (rota.run([Task(linear, blobs)], Full(), rounds=1, server=s).records[0]["server_bytes"] for s in (Sgd(), Adam()))
+    assert adam == pytest.approx(3 * plain, abs=8)
+
+
+def test_it_stops_at_the_target_and_tests_only_when_asked(blobs: Federation) -> None:
+    run = rota.run([Task(linear, blobs, lr=0.2)], Full(), rounds=50, target=0.8, evaluate=3)
+    rounds = run.summary["rounds"]
+    assert rounds < 50
+    assert rounds % 3 == 0
+    assert run.summary["models"]["blobs"]["rounds_to_target"] == rounds
+    assert run.rounds["accuracy"][:2] == [None, None]
+    assert run.rounds["accuracy"][-1] >= 0.8
+
+
+def test_the_last_round_is_always_tested(blobs: Federation) -> None:
+    run = rota.run([Task(linear, blobs)], Full(), rounds=5, evaluate=3)
+    assert [value is None for value in run.rounds["accuracy"]] == [True, True, False, True, False]
+    assert len({len(column) for column in run.rounds.values()}) == 1
+
+
+def test_the_trained_modules_are_at_hand(blobs: Federation) -> None:
+    run = rota.run([Task(network, blobs)], Full(), rounds=2)
+    module = run.models["blobs"].eval()
+    accuracy = float((module(blobs.test.x).argmax(1) == blobs.test.y).float().mean())
+    assert accuracy == pytest.approx(run.summary["accuracy"])
+
+
+def test_a_module_is_a_starting_point(blobs: Federation) -> None:
+    module = nn.Linear(4, 3)
+    engine = rota.engine.make("sequential", [Task(module, blobs)], rota.Devices(), 0, "cpu")
+    assert torch.equal(engine.initial()[0].params[:12], module.weight.detach().flatten())
+    before: Any = module.weight.detach().clone()
+    rota.run([Task(module, blobs)], Full(), rounds=1)
+    assert torch.equal(module.weight.detach(), before)
