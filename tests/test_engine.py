@@ -20,18 +20,15 @@ from rota.engine.clock import step_flops
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
-STREAM = rng.key(0, "train", 1)
-
-
 def pairs(clients: list[int], models: list[int] | None = None) -> Plan:
     n = len(clients)
     return Plan(np.array(clients), np.array(models or [0] * n), np.ones(n), np.ones(n))
 
 
-def collect(engine: Engine, models: list[Weights], plan: Plan, stream: int = STREAM) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:
+def collect(engine: Engine, models: list[Weights], plan: Plan, now: int = 1) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:
     """Plan row -> (update, buffers, its chunk)."""
     out = {}
-    for chunk in engine.train(models, plan, stream):
+    for chunk in engine.train(models, plan, now):
         assert (plan.model[chunk.rows] == chunk.model).all()
         for at, row in enumerate(chunk.rows.tolist()):
             assert row not in out
@@ -47,7 +44,7 @@ def plain(task: Task, start: Weights, client: int, model: int = 0) -> tuple[Weig
     module.train()
     x, y = task.data.train.of(client)
     size = len(y) if task.batch is None else task.batch
-    key = rng.as_tensor([rng.key(STREAM, client, model)])[0]
+    key = rng.as_tensor([rng.key(0, "train", 1, client, model)])[0]
     origin = [p.detach().clone() for p in module.parameters()]
     losses, seen, step, epoch = [], 0, 0, 0
     least = 2 if any(isinstance(m, nn.BatchNorm1d) for m in module.modules()) else 1
@@ -128,7 +125,7 @@ class TestEveryEngine:
         engine = make(name, [task], Devices(), 0, "cpu")
         models = engine.initial()
         updates = [u for u, _, _ in collect(engine, models, pairs([0, 1])).values()]
-        updates.append(collect(engine, models, pairs([0]), rng.key(0, "train", 2))[0][0])
+        updates.append(collect(engine, models, pairs([0]), now=2)[0][0])
         assert not any(torch.allclose(updates[i], updates[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
     def test_several_models_in_one_plan(self, name: str) -> None:

@@ -53,7 +53,7 @@ def test_full_participation_averages_by_data_size(blobs: Federation) -> None:
     experiment = rota.Experiment([task], Full())
     start = loop.begin(experiment, engine)
     plan = Full().draw({}, experiment.shares, np.random.default_rng(0))
-    updates = torch.cat([c.update for c in engine.train(start.models, plan, rota.rng.key(0, "train", 1))])
+    updates = torch.cat([c.update for c in engine.train(start.models, plan, 1)])
     sizes = torch.tensor(blobs.train.sizes, dtype=torch.float32)
     expected = start.models[0].params - sizes / sizes.sum() @ updates
     for estimator in (rota.estimate.Unbiased(), FedAvg()):
@@ -125,7 +125,7 @@ def test_norms_reach_the_sampler(blobs: Federation) -> None:
     run = rota.run([task], Watching((4, 2)), rounds=1)
     engine = rota.engine.make("sequential", [task], rota.Devices(), 0, "cpu")
     plan = Watching((4, 2)).draw({}, run.experiment.shares, np.random.default_rng(0))
-    norms = [float(c.update.norm()) for c in engine.train(engine.initial(), plan, rota.rng.key(0, "train", 1))]
+    norms = [float(c.update.norm()) for c in engine.train(engine.initial(), plan, 1)]
     assert run.state.sampler["norm"] == pytest.approx(norms)
 
 

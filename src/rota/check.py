@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from rota.data.federation import Federation, Part
+from rota.engine import Devices
 from rota.errors import BadInput
+from rota.estimate import Server
 from rota.loop import Experiment
-from rota.plan import Task
+from rota.plan import Task, top1
 
 
 def check(experiment: Experiment) -> None:
     """Raise BadInput for the first mistake found."""
     if not experiment.tasks:
         raise BadInput("there is no task: give at least one")
-    for name, value in (("rounds", experiment.rounds), ("evaluate", experiment.evaluate)):
-        if value < 1:
-            raise BadInput(f"{name} is {value}: it must be at least 1")
+    by_accuracy = all(task.score is top1 for task in experiment.tasks)
+    check_numbers("", {key: value for key, value in vars(experiment).items() if key != "target" or by_accuracy})
     if len(set(experiment.names)) < len(experiment.names):
         raise BadInput(f"two tasks share the name '{max(experiment.names, key=experiment.names.count)}': give each task its own name")
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
-        check_work(task, name)
+        check_numbers(f"task '{name}': ", vars(task))
         check_values(task.data)
         check_fit(task, name)
     check_clients(experiment.tasks)
+    check_devices(experiment.devices)
+    check_server(experiment.server)
 
 
-def check_work(task: Task, name: str) -> None:
-    """The numbers of local training."""
-    at_least_one = {"batch": task.batch, "epochs": task.epochs, "steps": task.steps}
-    for key, value in at_least_one.items():
-        if value is not None and value < 1:
-            raise BadInput(f"task '{name}': {key} is {value}: it must be at least 1")
-    if not task.lr > 0:
-        raise BadInput(f"task '{name}': lr is {task.lr}: it must be above 0")
-    if not task.prox >= 0:
-        raise BadInput(f"task '{name}': prox is {task.prox}: it must be at least 0")
+def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
+    """The plain numbers of an experiment or task, or of their tables in a recipe; `prefix` goes before their names."""
+    for key in ("rounds", "evaluate", "batch", "epochs", "steps"):
+        if isinstance(value := values.get(key), int) and value < 1:
+            raise BadInput(f"{prefix}{key} is {value}: it must be at least 1")
+    if not values.get("lr", 1) > 0:
+        raise BadInput(f"{prefix}lr is {values['lr']}: it must be above 0")
+    if not values.get("prox", 0) >= 0:
+        raise BadInput(f"{prefix}prox is {values['prox']}: it must be at least 0")
+    target = values.get("target")
+    if target is not None and not 0 < target <= 1:
+        raise BadInput(f"{prefix}target is {target:g}: it must be an accuracy above 0 and up to 1 (97 % is 0.97)")
 
 
 def check_clients(tasks: list[Task]) -> None:
@@ -73,24 +81,52 @@ def _refuse(bad: Tensor, data: Federation, part: Part, problem: str) -> None:
     row = int(torch.nonzero(bad.flatten())[0])
     client = part.owner(row)
     where = f"row {row}" if part.clients == 1 else f"client {client}, row {row - int(part.offsets[client])}"
-    raise BadInput(f"data '{data.name}': {problem} at {where} ({int(bad.sum())} rows in all): mend or remove them")
+    count = int(bad.sum())
+    more = f" and in {count - 1} more rows" if count > 1 else ""
+    raise BadInput(f"data '{data.name}': {problem} at {where}{more}: mend or remove {'them' if more else 'it'}")
 
 
 def check_fit(task: Task, name: str) -> None:
     """The model takes the data, and has an output for every class."""
     x, y = task.data.train.x[:2], task.data.train.y[:2]
-    module = task.build()
     try:
+        module = task.build()
         with torch.no_grad():
             outputs = module.eval()(x)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"task '{name}': the model does not fit examples of shape {task.data.shape}: {reason}") from error
+    except BadInput:
+        raise
+    except Exception as error:  # a model of the user's own may raise anything
+        raise BadInput(f"task '{name}': the model does not fit examples of shape {task.data.shape}: {_first_line(error)}") from error
+    if not isinstance(outputs, Tensor):
+        raise BadInput(f"task '{name}': the model gives a {type(outputs).__name__}: it must give one tensor")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise BadInput(f"task '{name}': the model has no parameters to train")
     if task.data.classes and outputs.shape[-1] < task.data.classes:
         raise BadInput(f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have {task.data.classes} classes")
     try:
         losses = task.loss(outputs, y)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise BadInput(f"task '{name}': the loss does not take the model's outputs: {str(error).splitlines()[0]}") from error
+    except Exception as error:
+        raise BadInput(f"task '{name}': the loss does not take the model's outputs: {_first_line(error)}") from error
     if losses.shape != (len(y),):
         raise BadInput(f"task '{name}': the loss must give one number an example, shape ({len(y)},), and gives {tuple(losses.shape)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def check_devices(devices: Devices) -> None:
+    """Speeds that a clock can run on."""
+    for key, value in (("gflops", devices.gflops), ("mbps", devices.mbps)):
+        if not value > 0:
+            raise BadInput(f"devices.{key} is {value}: it must be above 0")
+    if not devices.spread >= 0:
+        raise BadInput(f"devices.spread is {devices.spread}: it must be at least 0")
+
+
+def check_server(server: Server) -> None:
+    """The optimiser's own word on its numbers: one step on nothing."""
+    try:
+        server.step(torch.zeros(1), torch.zeros(1), {})
+    except ValueError as error:
+        raise BadInput(f"server: {_first_line(error)}") from error

@@ -6,11 +6,14 @@ Exit status: 0 done, 1 the run failed, 2 bad usage or input, 130 interrupted.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,9 +24,8 @@ from rota.errors import BadInput, did_you_mean
 
 app = typer.Typer(
     help="Federated learning that decides, every round, who trains, which model, how much of it and with whom it is shared.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # plain help: the examples keep their lines, and it reads the same in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -39,21 +41,73 @@ class DeviceName(StrEnum):
     cuda = "cuda"
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
+def _one_of(choices: type[StrEnum]) -> dict[str, Any]:
+    """An option that takes one of a few words, with a "did you mean" for any other."""
+
+    def parse(word: str) -> StrEnum:
+        if word not in list(choices):
+            near = did_you_mean(word, choices)
+            hint = f"; {near}" if near.startswith("did") else ""
+            raise typer.BadParameter(f"'{word}' is not one of {', '.join(choices)}{hint}")
+        return choices(word)
+
+    return {"parser": parse, "metavar": "|".join(choices), "autocompletion": _starting(lambda: list(choices))}
+
+
+def _starting(words: Callable[[], list[str]]) -> Callable[[str], list[str]]:
+    """Shell completion from a list that is made when it is needed."""
+    return lambda incomplete: [word for word in words() if word.startswith(incomplete)]
+
+
+def _recipes() -> list[str]:
     from rota import recipe
 
-    return [name for name in recipe.names() if name.startswith(incomplete)]
+    return recipe.names()
 
 
-Recipe = Annotated[str, typer.Argument(help="A ready recipe (see `rota list recipes`) or a .toml file.", autocompletion=_complete_recipe)]
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be given many times.")]
-Engine = Annotated[EngineName, typer.Option(help="What trains the clients.")]
-Device = Annotated[DeviceName, typer.Option(help="Where.")]
+def _kinds() -> list[str]:
+    from rota import registry
+
+    return ["recipes", *registry.KINDS]
+
+
+def _reproductions() -> list[str]:
+    from rota import reproduce
+
+    return list(reproduce.REPRODUCTIONS)
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="A ready recipe (see `rota list recipes`) or a .toml file.", autocompletion=_starting(_recipes)),
+]
+Set = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe (KEY= unsets it); may be given many times.")
+]
+Engine = Annotated[EngineName, typer.Option(help="What trains the clients.", **_one_of(EngineName))]
+Device = Annotated[DeviceName, typer.Option(help="Where.", **_one_of(DeviceName))]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _print(text: str) -> None:
+    """A line of results. A reader that has seen enough (`rota list | head -1`) is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_json(value: Any) -> None:
+    _print(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @app.command()
@@ -62,14 +116,17 @@ def run(
     set_: Set = [],  # noqa: B006
     engine: Engine = EngineName.auto,
     device: Device = DeviceName.auto,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-TIME.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; default: runs/RECIPE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, exactly where its last checkpoint is.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a recipe.
 
-    Examples: `rota run fedavg-digits` · `rota run fedavg-mnist --set task.lr=0.05 --set rounds=50 --out runs/try` ·
-    `rota run runs/try/config.toml --out runs/try --resume`
+    \b
+    Examples:
+      rota run fedavg-digits
+      rota run fedavg-mnist --set task.lr=0.05 --set rounds=50 --out runs/try
+      rota run runs/try/config.toml --out runs/try --resume
     """
     from rota import recipe as recipes
 
@@ -78,67 +135,113 @@ def run(
     config = recipes.read(recipe)
     for setting in set_:
         config = recipes.override(config, setting)
-    out = out or Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    summary = _run_one(config, Path(recipe).stem, out, engine, device, resume)
+    path = Path(recipe).absolute()
+    title = path.parent.name if path.name == "config.toml" else path.stem
+    out = out or Path("runs") / f"{title}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = shlex.quote(str(out))
+    chosen = "".join(f" --{key} {value}" for key, value in (("engine", engine), ("device", device)) if value != "auto")
+    again = f"rota run {shlex.quote(str(out / 'config.toml'))} --out {folder}{chosen} --resume"
+    summary = _run_one(config, title, out, engine, device, resume, again)
     report = _report([out], out / "report.html")
     if as_json:
-        print(json.dumps({**summary, "folder": str(out), "report": str(report)}))
+        _print_json({**summary, "folder": str(out), "report": str(report)})
         return
     models = "" if len(summary["models"]) == 1 else f" on average over {len(summary['models'])} models"
-    print(f"accuracy {summary['accuracy']:.2%}, loss {summary['loss']:.4f}{models} after {summary['rounds']} rounds")
-    print(f"report: {report}")
+    _print(f"accuracy {summary['accuracy']:.2%}, loss {summary['loss']:.4f}{models} after {_rounds(summary)}")
+    _print(f"report: {report}")
 
 
-def _run_one(config: dict[str, Any], title: str, out: Path, engine: str, device: str, resume: bool) -> dict[str, Any]:
-    """Resolve, build and run one config in its folder, with progress."""
+def _rounds(summary: dict[str, Any]) -> str:
+    return f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
+
+
+class Stopped(Exception):
+    """A run ended before its last round: the exit status, what happened, and the command that goes on with it."""
+
+    def __init__(self, status: int, what: str, again: str) -> None:
+        super().__init__(what)
+        self.status = status
+        self.again = again
+
+
+def _run_one(config: dict[str, Any], title: str, out: Path, engine: str, device: str, resume: bool, again: str) -> dict[str, Any]:
+    """Resolve, build and run one config in its folder, with progress; `again` is the command that resumes it."""
     from rota import progress
     from rota import recipe as recipes
     from rota.experiment import Interrupted, execute
-    from rota.store import refuse_used
 
     config = recipes.resolve(config)
-    if not resume:
-        refuse_used(out)  # before the data are loaded
-    with progress.waiting("loading the data"):
+    _check_folder(config, out, resume)  # before the data are loaded
+    with progress.waiting("loading the data", still=True):
         experiment = recipes.build(config)
-    with progress.rounds(title, experiment.rounds) as watch:
-        try:
+    try:
+        with progress.rounds(title, experiment.rounds) as watch:
             return execute(experiment, engine=engine, device=device, out=out, resume=resume, config=config, watch=watch).summary
-        except (BadInput, Interrupted):
-            raise
-        except Exception as error:
-            raise RunFailed(f"the run failed: {type(error).__name__}: {error}", _resume_line(out)) from error
+    except BadInput:
+        raise
+    except (Interrupted, KeyboardInterrupt) as stop:
+        raise Stopped(130, "interrupted", again) from stop
+    except Exception as error:
+        raise Stopped(1, f"the run failed: {_what_and_where(error)}", again) from error
 
 
-class RunFailed(Exception):
-    """A run ended with an error: what and where, and how to go on."""
+def _check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
+    """A new run needs a fresh folder, a resumed one the folder of a run with the same configuration."""
+    from rota import recipe as recipes
+    from rota.store import refuse_used
+
+    try:
+        if not resume:
+            refuse_used(out)
+            return
+        earlier = out / "config.toml"
+        if not earlier.exists():
+            raise BadInput(f"there is no run to resume in {out}: leave --resume out to start one there")
+    except OSError as error:
+        raise BadInput(f"cannot use the output folder {out} ({error.strerror}): choose another --out") from error
+    difference = recipes.first_difference(recipes.read(str(earlier)), config)
+    if difference:
+        raise BadInput(f"the run in {out} was made with another configuration ({difference}): resume it with its own, {earlier}")
 
 
-def _resume_line(out: Path) -> str:
-    folder = shlex.quote(str(out))
-    return f"to resume: rota run {folder}/config.toml --out {folder} --resume"
+def _what_and_where(error: BaseException) -> str:
+    """An unforeseen error in one line, with the place in the code that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' * bool(words)}{words} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def _report(folders: list[Path], target: Path) -> Path:
+    from rota import progress
     from rota.report import write
 
-    return write(folders, target)
+    with progress.waiting("writing the report"):
+        return write(folders, target)
 
 
 @app.command("list")
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="recipes, samplers, estimators, servers, models, data or partitions; default: all.")
+        str | None,
+        typer.Argument(
+            metavar="[KIND]",
+            help="recipes, samplers, estimators, servers, models, data or partitions; default: all.",
+            autocompletion=_starting(_kinds),
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what can be named in a recipe, each with a line on what it is.
+    """List what can be named in a recipe.
 
-    Examples: `rota list` · `rota list samplers` · `rota list models --json`
+    \b
+    Examples:
+      rota list
+      rota list samplers
+      rota list models --json
     """
     from rota import recipe, registry
 
-    known = ["recipes", *registry.KINDS]
+    known = _kinds()
     if kind is not None and kind not in known:
         raise BadInput(f"unknown kind '{kind}': {did_you_mean(kind, known)}")
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -146,143 +249,206 @@ def list_(
         if each == "recipes":
             tables[each] = [{"name": name, "summary": recipe.read(name).get("summary", "")} for name in recipe.names()]
         else:
-            members = registry.KINDS[each]
-            tables[each] = [{"name": n, "summary": registry.summary(m), "options": list(registry.options(m))} for n, m in members.items()]
+            members = registry.KINDS[each].items()
+            tables[each] = [{"name": n, "summary": registry.summary(m), "options": list(registry.options(each, m))} for n, m in members]
     if as_json:
-        print(json.dumps(tables[kind] if kind else tables))
+        _print_json(tables[kind] if kind else tables)
         return
     for each, entries in tables.items():
-        print(each)
+        _print(each)
         width = max(len(entry["name"]) for entry in entries)
         for entry in entries:
-            print(f"  {entry['name']:{width}}  {entry['summary']}")
+            _print(f"  {entry['name']:{width}}  {entry['summary']}")
 
 
 @app.command()
 def compare(
     recipe: Recipe,
     vary: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="What to vary; several make all combinations.")],
-    out: Annotated[Path, typer.Option(help="The comparison's folder: one run folder inside for each value and seed.")],
-    seeds: Annotated[int, typer.Option(help="How many seeds for each value.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The comparison's folder: a run folder inside for each value and seed.")],
+    seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds for each value.")] = 1,
     set_: Set = [],  # noqa: B006
     engine: Engine = EngineName.auto,
     device: Device = DeviceName.auto,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out: finished runs are kept.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a recipe once for every value and seed, and compare.
+    """Run a recipe for every value and seed, and compare.
 
-    Examples: `rota compare fedavg-digits --vary estimator=fedavg,unbiased --seeds 3 --out runs/estimators` ·
-    `rota compare fedavg-mnist --vary task.lr=0.05,0.1,0.2 --out runs/lr`
+    \b
+    Examples:
+      rota compare fedavg-digits --vary estimator=fedavg,unbiased --out runs/a
+      rota compare fedavg-mnist --vary task.lr=0.05,0.1 --seeds 5 --out runs/b
     """
     from rota import compare as comparisons
     from rota import recipe as recipes
-    from rota.store import refuse_used
 
     config = recipes.read(recipe)
     for setting in set_:
         config = recipes.override(config, setting)
     runs = comparisons.variants(config, vary, seeds)
-    for variant in runs.values():
-        recipes.resolve(variant)  # a mistake in the last one should not show after hours
+    started = {name: resume and (out / name / "config.toml").exists() for name in runs}
+    for name, variant in runs.items():  # a mistake in the last one should not show after hours
+        _check_folder(recipes.resolve(variant), out / name, started[name])
+    if resume and not any(started.values()):
+        raise BadInput(f"there is no comparison to resume in {out}: leave --resume out to start one there")
     if not resume:
-        refuse_used(out)
+        _check_folder({}, out, resume)
+    given = [word for word in sys.argv[1:] if word != "--resume"]
     results = []
     for number, (name, variant) in enumerate(runs.items(), start=1):
-        started = (out / name / "config.toml").exists()
-        summary = _run_one(variant, f"{name} ({number}/{len(runs)})", out / name, engine, device, resume and started)
+        title = f"{name} ({number}/{len(runs)})"
+        summary = _run_one(variant, title, out / name, engine, device, started[name], f"rota {shlex.join(given)} --resume")
         results.append({"run": name, **summary})
-    report = _report(comparisons.run_folders([out]), out / "report.html")
+    report = _report([out / name for name in runs], out / "report.html")
     if as_json:
-        print(json.dumps(results))
+        _print_json(results)
         return
     width = max(len(name) for name in runs)
     for result in results:
-        print(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {result['loss']:.4f}  {result['rounds']} rounds")
-    print(f"report: {report}")
+        _print(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {result['loss']:.4f}  {_rounds(result)}")
+    _print(f"report: {report}")
 
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    out: Annotated[Path | None, typer.Option(help="The page to write; default: report.html in the first folder.")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of run folders.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page to write; default: report.html in the first folder.")] = None,
 ) -> None:
     """Write one self-contained HTML page about some runs.
 
-    Examples: `rota report runs/try` · `rota report runs/a runs/b --out both.html`
+    \b
+    Examples:
+      rota report runs/try
+      rota report runs/a runs/b --out both.html
     """
-    from rota.compare import run_folders
-
-    print(_report(run_folders(folders), out or folders[0] / "report.html"))
+    _print(str(_report(folders, out or folders[0] / "report.html")))
 
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A table or figure of the sources; leave out to list them.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="A table or figure of the sources; leave out to list them.", autocompletion=_starting(_reproductions)
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, to see that it works.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where to write the results page; default: runs/reproduce.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the results page.")] = Path("runs/reproduce"),
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of the sources: paper against measured.
+    """Measure a table or figure of the sources again.
 
-    Examples: `rota reproduce` · `rota reproduce gd-bound` · `rota reproduce gd-bound --quick --json`
+    \b
+    Examples:
+      rota reproduce
+      rota reproduce gd-bound
+      rota reproduce gd-bound --quick --json
     """
     from rota import progress, registry, reproduce
 
+    known = {each: registry.summary(function) for each, function in reproduce.REPRODUCTIONS.items()}
     if name is None:
-        for each, function in reproduce.REPRODUCTIONS.items():
-            print(f"{each}  {registry.summary(function)}")
+        if as_json:
+            _print_json([{"name": each, "summary": summary} for each, summary in known.items()])
+            return
+        for each, summary in known.items():
+            _print(f"{each:{max(map(len, known))}}  {summary}")
         return
-    if name not in reproduce.REPRODUCTIONS:
-        raise BadInput(f"unknown reproduction '{name}': {did_you_mean(name, reproduce.REPRODUCTIONS)}")
+    if name not in known:
+        raise BadInput(f"unknown reproduction '{name}': {did_you_mean(name, known)}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # not after hours
+    except OSError as error:
+        raise BadInput(f"cannot write to the output folder {out} ({error.strerror}): choose another --out") from error
     with progress.waiting(f"reproducing {name}"):
         result = reproduce.run(name, quick=quick)
-        page = reproduce.write_page(result, out or Path("runs") / "reproduce")
+        page = reproduce.write_page(result, out)
     if as_json:
-        print(json.dumps(result.json()))
+        _print_json(result.rows)
         return
-    print(result.text())
-    print(f"page: {page}")
+    columns = ("paper", "measured", "low", "high", "seeds")
+    _print("".join(f"{column:>10}" for column in columns) + "  quantity")
+    for row in result.rows:
+        values = dict(row)
+        numbers = ("-" if values[column] is None else f"{values[column]:.4g}" for column in columns)
+        _print("".join(f"{number:>10}" for number in numbers) + f"  {row['quantity']}")
+    for claim, held in result.checks.items():
+        _print(f"{'yes' if held else 'NO'}: {claim}")
+    _print(f"page: {page}")
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what is installed, which devices there are, and which data are at hand.
+    """Say what is installed, and which devices and data there are.
 
-    Example: `rota doctor`
+    \b
+    Examples:
+      rota doctor
+      rota doctor --json
     """
     from rota import doctor
 
     found = doctor.examine()
     if as_json:
-        print(json.dumps(found))
+        _print_json(found)
         return
     for topic, entries in found.items():
-        print(topic)
+        _print(topic)
         width = max(len(name) for name in entries)
         for name, value in entries.items():
-            print(f"  {name:{width}}  {value}")
+            _print(f"  {name:{width}}  {value}")
+
+
+USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+"""What typer raises for wrong arguments: the base of the one such error that it exports."""
 
 
 def main() -> None:
     """The entry point: every mistake becomes one sentence and a status."""
-    from rota.experiment import Interrupted
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's stop is a Ctrl-C: checkpoint, then go
+    sys.exit(_status(sys.argv[1:] or ["--help"]))
+
+
+def _status(words: list[str]) -> int:
+    """Run a command line and say what went wrong, if anything."""
+    from rota.progress import say
+
     try:
-        app()
+        status = int(app(words, prog_name="rota", standalone_mode=False) or 0)
+        if status == 130:  # how typer passes a Ctrl-C on
+            say("rota: interrupted")
+        return status
+    except USAGE_ERROR as mistake:
+        say(f"rota: {_usage(mistake)}")
+        return 2
     except BadInput as mistake:
-        _say(f"rota: {mistake}")
-        sys.exit(2)
-    except Interrupted as stop:
-        _say("rota: interrupted" + (f"; the checkpoint is written; {_resume_line(stop.folder)}" if stop.folder else ""))
-        sys.exit(130)
-    except RunFailed as failure:
+        say(f"rota: {mistake}")
+        return 2
+    except typer.Abort:  # how older versions of typer do
+        say("rota: interrupted")
+        return 130
+    except Stopped as stop:
+        if os.environ.get("ROTA_DEBUG") and stop.status == 1:
+            raise
+        kept = "; the checkpoint is written" if stop.status == 130 else "; set ROTA_DEBUG=1 for the traceback"
+        say(f"rota: {stop}{kept}")
+        say(f"rota: to resume: {stop.again}")
+        return stop.status
+    except Exception as error:
         if os.environ.get("ROTA_DEBUG"):
             raise
-        _say(f"rota: {failure.args[0]}")
-        _say(f"rota: {failure.args[1]}; set ROTA_DEBUG=1 for the traceback")
-        sys.exit(1)
+        say(f"rota: it failed: {_what_and_where(error)}; set ROTA_DEBUG=1 for the traceback")
+        return 1
+
+
+def _usage(mistake: Any) -> str:
+    """Typer's complaint about the arguments as one sentence, and where to read on."""
+    text = mistake.format_message().rstrip(".")
+    if "option_name" in vars(mistake) and text.startswith("No such option"):
+        known = [name for parameter in mistake.ctx.command.params for name in parameter.opts]
+        text = f"unknown option {mistake.option_name}: {did_you_mean(mistake.option_name, known)}"
+    return f"{text[0].lower()}{text[1:]} (see {mistake.ctx.command_path if mistake.ctx else 'rota'} --help)"
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 from typing import Any
 
-from rota import recipe
+from rota import recipe, registry
 from rota.errors import BadInput
 from rota.recipe import Config
 
@@ -25,11 +24,11 @@ def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
         changed = config
         for key, value in combination:
             changed = recipe.assign(changed, key, value)
-        first = changed.get("seed", 0)
+        first = registry.convert("seed", int, changed.get("seed", 0))
         for seed in range(first, first + seeds):
             name = "-".join([*(_slug(value) for _, value in combination), f"seed{seed}"])
             if name in out:
-                raise BadInput(f"--vary names '{name}' twice")
+                raise BadInput(f"--vary gives the run '{name}' twice: leave one of the values out")
             out[name] = {**changed, "seed": seed}
     return out
 
@@ -44,15 +43,4 @@ def parse(vary: str) -> tuple[str, list[Any]]:
 
 
 def _slug(value: Any) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "_", str(value)).strip("_")
-
-
-def run_folders(paths: list[Path]) -> list[Path]:
-    """The run folders among some paths: each itself, or those directly inside it."""
-    out = []
-    for path in paths:
-        inside = [path] if (path / "config.toml").exists() else sorted(p.parent for p in path.glob("*/config.toml"))
-        if not inside:
-            raise BadInput(f"{path} is neither a run folder nor a folder of run folders: it holds no config.toml")
-        out += inside
-    return out
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", str(value)).strip("_")

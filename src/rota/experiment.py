@@ -6,18 +6,21 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from rota import loop, weights
 from rota.check import check
-from rota.engine import Devices, make
+from rota.engine import Devices, Engine, make
 from rota.estimate import Estimator, Server, Sgd, Unbiased
 from rota.loop import Experiment, State
 from rota.plan import Task
 from rota.record import Record, columns, reached
 from rota.sampling import Sampler, Uniform
+
+if TYPE_CHECKING:
+    from rota.store import Folder
 
 CHECKPOINT_SECONDS = 5.0
 """A crash loses no more than this much work."""
@@ -105,35 +108,39 @@ def execute(
     check(experiment)
     machine = make(engine, experiment.tasks, experiment.devices, experiment.seed, device)
     state = loop.begin(experiment, machine)
-    spent, records = 0.0, []
-    folder = None
-    if out is not None:
+    try:
+        if out is None:
+            return _play(experiment, machine, state, None, watch)
         from rota.store import Folder
 
-        config = config or describe(experiment)
-        if resume:
-            folder = Folder.reopen(out, config)
-            state, spent = folder.read_state(state)
-            records = folder.records()
-        else:
-            folder = Folder.create(out, config)
+        with (Folder.reopen if resume else Folder.create)(out, config or describe(experiment)) as folder:
+            return _play(experiment, machine, state, folder, watch)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(out) from stop
+
+
+def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder | None, watch: Callable[[Record], None] | None) -> Run:
+    """Play the rounds that are left to play, and write down what they came to."""
+    spent, records = 0.0, list[Record]()
+    if folder:
+        state, spent = folder.read_state(state)
+        records = folder.records()
         folder.write_data(experiment)
     began = saved = time.monotonic()
     done = bool(records) and reached(records[-1], experiment.target)
     try:
         while state.round < experiment.rounds and not done:
-            state, entry = loop.play(experiment, machine, state)
-            records.append(entry)
-            done = reached(entry, experiment.target)
+            after, entry = loop.play(experiment, machine, state)
             if folder:
                 folder.append(entry)
-                if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                    folder.save(state, spent + time.monotonic() - began)
-                    saved = time.monotonic()
+            state = after  # only now: a checkpoint of a round whose line is not written could not be resumed
+            records.append(entry)
+            done = reached(entry, experiment.target)
+            if folder and time.monotonic() - saved > CHECKPOINT_SECONDS:
+                folder.save(state, spent + time.monotonic() - began)
+                saved = time.monotonic()
             if watch:
                 watch(entry)
-    except KeyboardInterrupt as stop:
-        raise Interrupted(out) from stop
     finally:
         # whatever ended the rounds, the last whole one is kept
         if folder:
@@ -142,7 +149,7 @@ def execute(
     if folder:
         folder.write_models(experiment, state)
         folder.write_summary(summary)
-    return Run(experiment, state, records, summary, out)
+    return Run(experiment, state, records, summary, folder.path if folder else None)
 
 
 def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:

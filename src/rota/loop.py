@@ -96,7 +96,7 @@ def play(experiment: Experiment, engine: Engine, state: State) -> tuple[State, R
 
     seen = Seen.nothing(len(plan))
     sums = experiment.estimator.begin(state.estimator, state.models, plan)
-    for chunk in engine.train(state.models, plan, rng.key(experiment.seed, "train", now)):
+    for chunk in engine.train(state.models, plan, now):
         chunk = admit(chunk)
         experiment.estimator.add(sums, plan, chunk)
         seen.add(chunk)

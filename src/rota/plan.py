@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,8 +37,10 @@ class Task:
     `model` is a function that returns an nn.Module (where it has parameters named `shape` or `classes`, they are filled from
     the data), or a module, whose weights are then the starting point. A client runs `epochs` passes over its examples in
     mini-batches of `batch` (None: all of them, S0's B = infinity), or exactly `steps` mini-batches: steps=1 is one
-    gradient of synchronous distributed SGD. `prox` is FedProx's mu, which adds mu/2 ||w - w_server||^2 to the local loss.
-    `loss` and `score` give one number an example.
+    gradient of synchronous distributed SGD. The local optimiser starts afresh in every row: SGD with `momentum` (heavy ball,
+    or `nesterov`), or Adam; its `lr` is multiplied by `lr_decay` after every round. `prox` is FedProx's mu, which adds
+    mu/2 ||w - w_server||^2 to the local loss; `weight_decay` adds weight_decay * w to the gradient; `clip` bounds the
+    gradient's norm before that. `loss` and `score` give one number an example.
     """
 
     model: Callable[..., nn.Module] | nn.Module
@@ -47,6 +49,12 @@ class Task:
     batch: int | None = 10
     epochs: int = 1
     steps: int | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip: float | None = None
+    lr_decay: float = 1.0
     prox: float = 0.0
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     score: Callable[[Tensor, Tensor], Tensor] = top1
@@ -61,6 +69,10 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.key(seed, "init"))
             return self.model(**{name: value for name, value in known.items() if name in wanted})
+
+    def lr_at(self, now: int) -> float:
+        """The learning rate of round `now`, counted from 1."""
+        return self.lr * self.lr_decay ** (now - 1)
 
 
 def shares(tasks: list[Task]) -> Array:

@@ -1,14 +1,18 @@
-"""What a person sees while a run goes on, on standard error: a live line on a terminal, a plain line now and then elsewhere."""
+"""What a person sees while something goes on, on standard error: a live line on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.control import Control
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.segment import ControlType
+from rich.text import Text
 
 from rota.record import Record
 
@@ -19,67 +23,104 @@ def console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say(text: str) -> None:
+    """A line on standard error. That nobody reads it any more (a closed pipe) is no reason to stop."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Show that something is being done that has no steps to count."""
+def waiting(what: str, still: bool = False) -> Iterator[None]:
+    """Show that something is being done that has no steps to count: at once on a terminal, elsewhere once it takes long.
+
+    `still` does without motion, for what may show a progress of its own (a download): two on one line would fight for it.
+    """
     screen = console()
-    if screen.is_terminal:
+    if not screen.is_terminal:
+        notice = threading.Timer(PLAIN_SECONDS, say, [f"{what} ..."])
+        notice.start()
+        try:
+            yield
+        finally:
+            notice.cancel()
+    elif still:
+        screen.print(f"{what} ...", end="\r")
+        try:
+            yield
+        finally:
+            screen.control(Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2)))
+    else:
         with screen.status(what):
             yield
-    else:
-        yield
 
 
 @contextmanager
-def rounds(title: str, total: int, done: int = 0) -> Iterator[Callable[[Record], None]]:
+def rounds(title: str, total: int) -> Iterator[Callable[[Record], None]]:
     """Show the rounds of one run; call what this yields with every record."""
     screen = console()
     if not screen.is_terminal:
-        yield _plain(title, total, done)
+        yield _plain(title, total)
         return
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
-    with Progress(*columns, console=screen) as bar:
-        task = bar.add_task(title, total=total, completed=done, news="")
+    room = max(8, screen.width - 54 - len(f"round {total}/{total}"))  # what the numbers leave of a line
+    texts = "{task.description}", "round {task.completed:.0f}/{task.total:.0f}", "{task.fields[news]}"
+    name, count, news = (TextColumn(text, markup=False) for text in texts)
+    bars = [BarColumn(20)] if screen.width >= 100 else []
+    with Progress(name, *bars, count, news, TimeLeft(), console=screen) as bar:
+        task = bar.add_task(title if len(title) <= room else f"{title[: room - 1]}…", total=total, news="", start=False)
         last = ""
 
         def show(record: Record) -> None:
             nonlocal last
-            if record["accuracy"] is not None:
-                last = scores(record)
+            if not bar.tasks[0].started:  # a resumed run does not begin at round 1, and its earlier rounds took no time
+                bar.reset(task, completed=record["round"] - 1)
+            last = scores(record) or last
             bar.update(task, completed=record["round"], news=f"{last}  {clients(record)}")
 
         yield show
 
 
-def _plain(title: str, total: int, done: int) -> Callable[[Record], None]:
+class TimeLeft(ProgressColumn):
+    """The time until the last round, once it can be told."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining
+        return Text(f"{duration(left)} left" if left and not task.finished else "")
+
+
+def _plain(title: str, total: int) -> Callable[[Record], None]:
     began = shown = time.monotonic()
+    first, last = None, ""
 
     def show(record: Record) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown < PLAIN_SECONDS and record["round"] < total:
+        nonlocal began, shown, first, last
+        now, done = time.monotonic(), record["round"]
+        last = scores(record) or last
+        if first is None:  # the first round also warms up: the time left is counted from its end
+            first, began = done, now
+        if now - shown < PLAIN_SECONDS and done < total:
             return
         shown = now
-        left = (now - began) / (record["round"] - done) * (total - record["round"])
-        news = scores(record) if record["accuracy"] is not None else ""
-        print(f"{title}: round {record['round']}/{total}  {news}  {clients(record)}  {duration(left)} left", file=sys.stderr, flush=True)
+        left = f"{duration((now - began) / (done - first) * (total - done))} left" if first < done < total else ""
+        say("  ".join(filter(None, (f"{title}: round {done}/{total}", last, clients(record), left))))
 
     return show
 
 
 def scores(record: Record) -> str:
-    return f"accuracy {record['accuracy']:.2%}  loss {record['loss']:.4f}"
+    """The round's accuracy and loss; nothing where the models were not tested."""
+    return f"accuracy {record['accuracy']:.2%}  loss {record['loss']:.4f}" if record["accuracy"] is not None else ""
 
 
 def clients(record: Record) -> str:
-    failed = f", {len(record['failures'])} failed" if record["failures"] else ""
-    return f"{sum(len(drawn) for drawn in record['cohort'].values())} clients{failed}"
+    drawn, failed = sum(len(clients) for clients in record["cohort"].values()), len(record["failures"])
+    return f"{drawn} client{'s' * (drawn != 1)}" + (f", {failed} failed" if failed else "")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    """Seconds as a person says them, as far as an estimate goes."""
+    minutes = round(seconds / 60)
+    if seconds < 99.5:
+        return f"{round(seconds)} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

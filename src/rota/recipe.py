@@ -4,7 +4,7 @@ rounds = 100                        # also: seed, evaluate, target, summary
 [sampler]                           # a name and its options; `fraction = 0.1` may stand for `budget`
 name = "uniform"
 budget = 10
-[estimator], [server], [devices]    # likewise, each with a default
+[estimator], [server], [devices]    # likewise, each with a default name
 [[task]]                            # one for each model
 data = "digits"                     # a name, or a table with a name and options
 partition = { name = "iid", clients = 20 }
@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import tomllib
+from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rota import registry
+from rota.check import check_numbers
+from rota.data.federation import Federation
 from rota.engine import Devices
 from rota.errors import BadInput, did_you_mean
 from rota.loop import Experiment
@@ -45,6 +49,8 @@ WORK: dict[str, tuple[Any, Any]] = {
     "steps": (int | None, None),
     "prox": (float, 0.0),
 }
+SIZES = ("budget", "fraction")
+"""Two ways to say how many clients a sampler draws."""
 PARTS = {"data": "data", "partition": "partitions", "model": "models"}
 
 
@@ -57,13 +63,19 @@ def read(recipe: str) -> Config:
     """A recipe by its name, or a TOML file by its path."""
     path = Path(recipe)
     if recipe in names():
-        text = resources.files("rota.recipes").joinpath(recipe + ".toml").read_text()
-    elif path.suffix == ".toml" and path.is_file():
-        text = path.read_text()
+        text = resources.files("rota.recipes").joinpath(recipe + ".toml").read_text(encoding="utf-8")
+    elif path.is_dir():
+        inside = f": did you mean {path / 'config.toml'}?" if (path / "config.toml").exists() else ", not a recipe: give a .toml file"
+        raise BadInput(f"{recipe} is a folder{inside}")
+    elif path.exists():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"cannot read the recipe {recipe} ({getattr(error, 'strerror', None) or error})") from error
     elif path.suffix == ".toml":
-        raise BadInput(f"there is no recipe file {recipe}")
+        raise BadInput(f"there is no recipe file {recipe}: give the path of one, or a name ({', '.join(names())})")
     else:
-        raise BadInput(f"unknown recipe '{recipe}': {did_you_mean(recipe, names())}; or give the path of a .toml file")
+        raise BadInput(f"unknown recipe '{recipe}': {did_you_mean(recipe, names())} (or give the path of a .toml file)")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -71,43 +83,59 @@ def read(recipe: str) -> Config:
 
 
 def override(config: Config, setting: str) -> Config:
-    """The config with one "key=value" changed. `task.lr=0.1` changes all tasks, `task.0.lr=0.1` the first.
+    """The config with one "key=value" changed. `task.lr=0.1` changes all tasks, `task.0.lr=0.1` the first, `target=` unsets a key.
 
     A new name for a sampler, model, ... (`sampler=full`) keeps those of the old one's options that the new one also has.
     """
     path, equals, text = setting.partition("=")
     if not equals or not path:
         raise BadInput(f"--set takes key=value, for example --set task.lr=0.05, and got '{setting}'")
-    return assign(config, path, value_of(text))
+    return assign(config, path.strip(), value_of(text))
 
 
 def value_of(text: str) -> Any:
-    """A value as TOML reads it; what is not TOML is a text."""
+    """A value as TOML reads it; what is not TOML is a text, and nothing is None."""
+    if not text:
+        return None
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return value["value"] if len(value) == 1 else text
 
 
 def assign(config: Config, path: str, value: Any) -> Config:
-    """The config with the value at a dotted path replaced."""
+    """The config with the value at a dotted path replaced, or removed where it is None."""
     new = copy.deepcopy(config)
     places: list[Any] = [new]
     *way, last = path.split(".")
+    if last == "name" and way and _kind(way[-1]):  # sampler.name=full says the same as sampler=full
+        *way, last = way
     for step in way:
         places = [found for place in places for found in _into(place, step, path)]
     tables = [item for place in places for item in (place if isinstance(place, list) else [place])]
     for place in tables:
         if not isinstance(place, dict):
-            raise BadInput(f"--set {path}: there is no table to set '{last}' in")
-        old = place.get(last)
-        kind = POLICIES[last][0] if last in POLICIES else PARTS.get(last)
+            raise BadInput(f"there is no key '{path}': '{'.'.join(way)}' is {registry.shown(place)}, not a table")
+        old, kind = place.pop(last, None), _kind(last)
+        if value is None:
+            continue
         if kind and isinstance(value, str) and isinstance(old, dict):
-            shared = {*registry.options(registry.find(kind, value)), "fraction"}
-            place[last] = {"name": value, **{k: v for k, v in old.items() if k in shared}}
+            place[last] = {"name": value, **_shared(registry.options(kind, registry.find(kind, value)), old)}
         else:
             place[last] = value
+        if way[-1:] == ["sampler"] and last in SIZES:  # the new one counts
+            place.pop(SIZES[1 - SIZES.index(last)], None)
     return new
+
+
+def _kind(key: str) -> str | None:
+    """The kind of thing that a key names: "samplers" for "sampler"."""
+    return POLICIES[key][0] if key in POLICIES else PARTS.get(key)
+
+
+def _shared(known: Config, old: Config) -> Config:
+    return {key: value for key, value in old.items() if key in known or (key == "fraction" and "budget" in known)}
 
 
 def _into(place: Any, step: str, path: str) -> list[Any]:
@@ -116,10 +144,12 @@ def _into(place: Any, step: str, path: str) -> list[Any]:
         if not step.isdigit():
             return [found for item in place for found in _into(item, step, path)]
         if int(step) >= len(place):
-            raise BadInput(f"--set {path}: there are {len(place)} tasks, numbered from 0")
+            raise BadInput(f"there is no key '{path}': the recipe has {len(place)} [[task]], numbered from 0")
         return [place[int(step)]]
+    if not isinstance(place, dict):
+        raise BadInput(f"there is no key '{path}': '{step}' is looked for in {registry.shown(place)}, which is not a table")
     inner = place.setdefault(step, {})
-    if isinstance(inner, str) and (step in POLICIES or step in PARTS):
+    if isinstance(inner, str) and _kind(step):
         inner = place[step] = {"name": inner}
     return [inner]
 
@@ -129,22 +159,21 @@ def resolve(raw: Config) -> Config:
     _known("", raw, {*TOP, *POLICIES, "devices", "task"})
     config = _plain("", raw, TOP)
     for key, (kind, default) in POLICIES.items():
-        given = _named(key, raw.get(key, default))
-        fraction = {"fraction": given.pop("fraction")} if key == "sampler" and "fraction" in given else {}
-        config[key] = _table(key, kind, given) | fraction
-        if fraction:
-            config[key].pop("budget", None)
-    config["devices"] = registry.fill("devices", Devices, _table_of("devices", raw.get("devices", {})))
+        config[key] = _table(key, kind, raw.get(key, {}), default)
+    config["devices"] = registry.fill("devices", "devices", Devices, _table_of("devices", raw.get("devices", {})))
     tasks = raw.get("task", [])
-    tasks = [tasks] if isinstance(tasks, dict) else tasks
+    tasks = tasks if isinstance(tasks, list) else [tasks]
     if not tasks:
         raise BadInput("the recipe has no [[task]]: give at least one, with its data and model")
     config["task"] = [_resolve_task(task) for task in tasks]
     resolved: Config = _without_none(config)
+    check_numbers("", resolved)
+    for task in resolved["task"]:
+        check_numbers("task.", task)
     return resolved
 
 
-def _resolve_task(raw: Config) -> Config:
+def _resolve_task(raw: Any) -> Config:
     raw = _table_of("task", raw)
     _known("task.", raw, {*WORK, *PARTS})
     task = _plain("task.", raw, WORK)
@@ -152,12 +181,28 @@ def _resolve_task(raw: Config) -> Config:
         raise BadInput(f"'task.batch' is '{task['batch']}', but it takes a whole number or \"all\"")
     for key, kind in PARTS.items():
         if key in raw:
-            given = _named(f"task.{key}", raw[key])
-            seed = {"seed": registry.convert("task.data.seed", int, given.pop("seed"))} if key == "data" and "seed" in given else {}
-            task[key] = _table(f"task.{key}", kind, given) | seed
+            task[key] = _table(f"task.{key}", kind, raw[key])
         elif key != "partition":
             raise BadInput(f"'task.{key}' is missing: name one of {', '.join(registry.KINDS[kind])}")
+    if "partition" in task and "partition" not in _parameters("data", task["data"]["name"]):
+        why = f"the data '{task['data']['name']}' come with their own clients"
+        raise BadInput(f"'task.partition' is given, but {why}: leave it out (--set task.partition=)")
     return task
+
+
+def first_difference(old: Any, new: Any, where: str = "") -> str | None:
+    """What differs first between two configs, in words; None where nothing does."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        pairs = [(f"{where}.{key}" if where else key, old.get(key), new.get(key)) for key in {**old, **new}]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = [(f"{where}.{number}", *pair) for number, pair in enumerate(zip(old, new, strict=True))]
+    else:
+        return None if old == new else f"{where} is {_or_unset(old)} there and {_or_unset(new)} here"
+    return next((found for place, a, b in pairs if (found := first_difference(a, b, place))), None)
+
+
+def _or_unset(value: Any) -> str:
+    return "not set" if value is None else registry.shown(value)
 
 
 def _plain(prefix: str, raw: Config, keys: dict[str, tuple[Any, Any]]) -> Config:
@@ -177,17 +222,33 @@ def _table_of(where: str, value: Any) -> Config:
     return dict(value)
 
 
-def _named(where: str, value: Any) -> Config:
-    """{"name": ..., options}; a plain text is a name without options."""
-    table = {"name": value} if isinstance(value, str) else _table_of(where, value)
-    if not isinstance(table.get("name"), str):
-        raise BadInput(f"'{where}' needs a name")
-    return table
+def _table(where: str, kind: str, given: Any, default: str | None = None) -> Config:
+    """{"name": ..., options}, all of them; a plain text is a name without options, `default` the name where none is given."""
+    table = {"name": given} if isinstance(given, str) else given
+    name = table.get("name", default) if isinstance(table, dict) else None
+    if not isinstance(name, str):
+        takes = "a name, or a table with a name and options"
+        raise BadInput(f"'{where}' is {registry.shown(given)}, but it takes {takes}; known: {', '.join(registry.KINDS[kind])}")
+    table = {key: value for key, value in table.items() if key != "name"}
+    more: Config = {}
+    member = registry.find(kind, name)
+    if kind == "data" and "seed" in table and "seed" in _parameters(kind, name):
+        more["seed"] = registry.convert(f"{where}.seed", int, table.pop("seed"))
+    if kind == "samplers" and "fraction" in table and "budget" in registry.options(kind, member):
+        more["fraction"] = _fraction(f"{where}.fraction", table)
+    filled = registry.fill(where, kind, member, table)
+    if "fraction" in more:
+        filled.pop("budget")
+    return {"name": name, **filled, **more}
 
 
-def _table(where: str, kind: str, given: Config) -> Config:
-    name = given.pop("name")
-    return {"name": name, **registry.fill(where, registry.find(kind, name), given)}
+def _fraction(where: str, table: Config) -> float:
+    if "budget" in table:
+        raise BadInput(f"the recipe has '{where}' and 'sampler.budget': leave one of them out")
+    share: float = registry.convert(where, float, table.pop("fraction"))
+    if not 0 <= share <= 1:
+        raise BadInput(f"'{where}' is {share}, but it takes a share of the clients from 0 (one client) to 1 (all)")
+    return share
 
 
 def _without_none(value: Any) -> Any:
@@ -204,10 +265,7 @@ def build(config: Config) -> Experiment:
     tasks = [_build_task(task, config["seed"]) for task in config["task"]]
     sampler = dict(config["sampler"])
     if "fraction" in sampler:
-        share = registry.convert("sampler.fraction", float, sampler.pop("fraction"))
-        if not 0 <= share <= 1:
-            raise BadInput(f"'sampler.fraction' is {share}, but it takes a share of the clients from 0 (one client) to 1 (all)")
-        sampler["budget"] = max(1, round(share * tasks[0].data.clients))
+        sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].data.clients))
     policies = {key: _make(kind, sampler if key == "sampler" else config[key]) for key, (kind, _) in POLICIES.items()}
     plain: Config = {key: config.get(key) for key in TOP if key != "summary"}
     return Experiment(tasks=tasks, devices=Devices(**config["devices"]), **policies, **plain)
@@ -217,14 +275,24 @@ def _options(table: Config) -> Config:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k != "name"}
 
 
-def _make(kind: str, table: Config, **more: Any) -> Any:
-    return registry.find(kind, table["name"])(**_options(table), **more)
+def _make(kind: str, table: Config) -> Any:
+    return registry.find(kind, table["name"])(**_options(table))
+
+
+def _parameters(kind: str, name: str) -> Collection[str]:
+    return inspect.signature(registry.find(kind, name)).parameters
 
 
 def _build_task(table: Config, seed: int) -> Task:
     work = {key: table[key] for key in WORK if key in table}
     work["batch"] = None if work["batch"] == "all" else work["batch"]
-    more = {"partition": _make("partitions", table["partition"])} if "partition" in table else {}
-    data = _make("data", {"seed": seed, **table["data"]}, **more)
+    source = dict(table["data"])
+    if "seed" in _parameters("data", source["name"]):
+        source.setdefault("seed", seed)
+    if "partition" in table:
+        source["partition"] = _make("partitions", table["partition"])
+    data = _make("data", source)
+    if not isinstance(data, Federation):
+        raise BadInput(f"the data '{source['name']}' are a {type(data).__name__}: return a rota.Federation, as rota.from_clients makes one")
     model = functools.partial(registry.find("models", table["model"]["name"]), **_options(table["model"]))
     return Task(model=model, data=data, **work)

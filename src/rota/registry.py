@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rota.data import SOURCES
 from rota.data.partition import PARTITIONS
@@ -27,7 +29,7 @@ KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "data": SOURCES,
     "partitions": PARTITIONS,
 }
-FILLED = {"shape", "classes", "partition", "seed"}
+FILLED = {"models": {"shape", "classes"}, "data": {"partition", "seed"}}
 """Parameters that rota fills itself (from the data, from the recipe's other parts): not options of a recipe."""
 
 
@@ -45,12 +47,12 @@ def _own(name: str) -> Callable[..., Any]:
     sys.path.insert(0, "")  # a module in the folder where rota was started
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"cannot import '{name}': {error}") from error
+    except Exception as error:  # a module may raise anything while it is imported
+        raise BadInput(f"cannot import '{name}' ({type(error).__name__}: {error}): give it as module:attribute") from error
     finally:
         sys.path.remove("")
-    if not callable(found):
-        raise BadInput(f"'{name}' is not a class or function")
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        raise BadInput(f"'{name}' is not a class or function, but {found!r:.60}")
     return found
 
 
@@ -59,41 +61,51 @@ def summary(member: Callable[..., Any]) -> str:
     return (inspect.getdoc(member) or "").partition("\n")[0]
 
 
-def options(member: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+def options(kind: str, member: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """What a member can be given in a recipe: name -> (type, default); a default of `inspect.Parameter.empty` means required."""
-    hints = typing.get_type_hints(member.__init__ if inspect.isclass(member) else member)
-    parameters = inspect.signature(member).parameters.values()
-    return {p.name: (hints.get(p.name, Any), p.default) for p in parameters if p.name not in FILLED}
+    try:
+        hints = typing.get_type_hints(member.__init__ if inspect.isclass(member) else member)
+    except (NameError, TypeError):  # a user's own, with types that are only there for a type checker
+        hints = {}
+    named = [p for p in inspect.signature(member).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {p.name: (hints.get(p.name, Any), p.default) for p in named if p.name not in FILLED.get(kind, ())}
 
 
-def fill(where: str, member: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+def fill(where: str, kind: str, member: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     """Check the given options and add the defaults. `where` names the place in messages: "sampler", "task.model"."""
-    known = options(member)
+    known = options(kind, member)
     for key in given:
         if key not in known:
-            raise BadInput(f"unknown key '{where}.{key}': {did_you_mean(key, known)}")
+            hint = did_you_mean(key, known) if known else f"{where} has no options"
+            raise BadInput(f"unknown key '{where}.{key}': {hint}")
     filled = {}
-    for key, (kind, default) in known.items():
+    for key, (type_, default) in known.items():
         if key in given:
-            filled[key] = convert(f"{where}.{key}", kind, given[key])
+            filled[key] = convert(f"{where}.{key}", type_, given[key])
         elif default is inspect.Parameter.empty:
-            raise BadInput(f"'{where}.{key}' is missing: it takes {describe(kind)}")
+            raise BadInput(f"'{where}.{key}' is missing: it takes {describe(type_)}")
         else:
             filled[key] = default
     return filled
 
 
 def convert(where: str, kind: Any, value: Any) -> Any:
-    """A value from TOML as the type that is asked for."""
+    """A value from TOML as the type that is asked for: by JSON's rules, in which a list may become a tuple and 1 a float."""
+    rules = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
     try:
-        return TypeAdapter(kind).validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
+        return TypeAdapter(kind, config=rules).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        raise BadInput(f"'{where}' is {value!r}, but it takes {describe(kind)}") from error
+        raise BadInput(f"'{where}' is {shown(value)}, but it takes {describe(kind)}") from error
+
+
+def shown(value: Any) -> str:
+    """A value as the user wrote it, near enough."""
+    return str(value).lower() if isinstance(value, bool) else f"{value!r}"
 
 
 def describe(kind: Any) -> str:
     """A type in a user's words."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path", Any: "a value"}
     if kind in words:
         return words[kind]
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -101,6 +113,6 @@ def describe(kind: Any) -> str:
         return "one of " + ", ".join(f"'{choice}'" for choice in inner)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(part) for part in inner if part is not type(None))
-    if origin in (tuple, list):
-        return f"a list of {len(inner)} values" if origin is tuple else "a list"
-    return str(kind)
+    if origin is tuple and Ellipsis not in inner:
+        return f"a list of {len(inner)} values, each {' or '.join(dict.fromkeys(map(describe, inner)))}"
+    return "a list" if origin else getattr(kind, "__name__", str(kind))

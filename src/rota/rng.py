@@ -65,9 +65,11 @@ def _mix_words(words: Tensor) -> Tensor:
     return words ^ _shift(words, 31)
 
 
-def fold(keys: Tensor, word: int) -> Tensor:
+def fold(keys: Tensor, word: int | Tensor) -> Tensor:
     """`key`, one word further, for many keys at once: fold(as_tensor([key(s, a)]), w) is as_tensor([key(s, a, w)])."""
-    return _mix_words(keys + _signed((GOLDEN * ((word & MASK) + 1)) & MASK))
+    if isinstance(word, int):
+        return _mix_words(keys + _signed((GOLDEN * ((word & MASK) + 1)) & MASK))
+    return _mix_words(keys + (word + 1) * _signed(GOLDEN))
 
 
 def bits(keys: Tensor, n: int) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from rota.engine.clock import Devices
+from rota.engine.local import Correction
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput, did_you_mean
@@ -23,8 +24,8 @@ class Engine(Protocol):
     def initial(self) -> list[Weights]:
         """The models before the first round."""
 
-    def train(self, models: list[Weights], plan: Plan, stream: int) -> Iterator[Chunk]:
-        """Run the plan's rows from these models; a row's randomness is addressed by (stream, client, model)."""
+    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+        """Run the plan's rows from these models, as in round `now`; a row's randomness is addressed by (seed, now, client, model)."""
 
     def evaluate(self, models: list[Weights]) -> list[Score]:
         """Each model's loss and score on the test part."""

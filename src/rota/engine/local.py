@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rota import rng
+from rota.data.federation import Array
 from rota.plan import Task
 
 DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders
@@ -21,9 +22,22 @@ DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1,
 TOO_FEW = "a single example, and the model normalises over the batch"
 
 
-def row_key(stream: int, client: int, model: int) -> int:
-    """The key of all randomness inside one row: (seed, "train", round) folded with the pair."""
-    return rng.key(stream, client, model)
+Correction = Callable[[Array], Tensor]
+"""Plan rows -> what is added to their gradient in every local step, [rows, params] (SCAFFOLD's c - c_i)."""
+
+
+def row_key(seed: int, now: int, client: int, model: int) -> int:
+    """The key of all randomness inside one row: who trains what in which round."""
+    return rng.key(seed, "train", now, client, model)
+
+
+def optimiser(task: Task, now: int, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """The local optimiser of one row, fresh."""
+    if task.optimizer == "adam":
+        return torch.optim.Adam(params, lr=task.lr_at(now), weight_decay=task.weight_decay)
+    return torch.optim.SGD(
+        params, lr=task.lr_at(now), momentum=task.momentum, nesterov=task.nesterov, weight_decay=task.weight_decay
+    )
 
 
 def batches(task: Task, examples: int, key: Tensor, least: int = 1) -> list[Tensor]:
@@ -54,7 +68,7 @@ class Dropout(TorchFunctionMode):
         self.row = rng.fold(key, DROPOUT)
         self.start(0)
 
-    def start(self, step: int) -> None:
+    def start(self, step: int | Tensor) -> None:
         """Begin a local step."""
         self.key = rng.fold(self.row, step)
         self.calls = 0

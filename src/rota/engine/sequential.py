@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rota import rng, weights
+from rota.data.federation import Array
 from rota.engine import local
 from rota.engine.clock import Devices, step_flops
+from rota.engine.local import Correction
 from rota.engine.score import Score, score_parts
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
@@ -21,6 +24,7 @@ class Sequential:
 
     def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device) -> None:
         self.tasks = tasks
+        self.seed = seed
         self.device = device
         self.modules = [task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)]
         self.data = [(task.data.train.x.to(device), task.data.train.y.to(device)) for task in tasks]
@@ -33,11 +37,11 @@ class Sequential:
         """The models before the first round."""
         return [weights.read(module) for module in self.modules]
 
-    def train(self, models: list[Weights], plan: Plan, stream: int) -> Iterator[Chunk]:
-        """Run the plan's rows from these models; a row's randomness is addressed by (stream, client, model)."""
+    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+        """Run the plan's rows from these models, as in round `now`."""
         for row, (client, model) in enumerate(zip(plan.client.tolist(), plan.model.tolist(), strict=True)):
-            end, loss, examples, reason = self._train_row(models[model], client, model, local.row_key(stream, client, model))
-            seconds = examples * self.flops[model] / self.speed[client] + 2 * models[model].nbytes / self.link[client]
+            shift = None if correction is None else correction(np.array([row]))[0]
+            end, loss, examples, reason = self._train_row(models[model], client, model, now, shift)
             yield Chunk(
                 rows=np.array([row]),
                 model=model,
@@ -45,38 +49,44 @@ class Sequential:
                 buffers=end.buffers[None],
                 loss=np.array([loss]),
                 examples=np.array([examples]),
-                seconds=np.array([seconds]),
+                seconds=self.seconds(model, plan.client[[row]], np.array([examples]), models[model].nbytes),
                 reason=[reason],
             )
 
-    def _train_row(self, start: Weights, client: int, model: int, key: int) -> tuple[Weights, float, int, str]:
+    def seconds(self, model: int, clients: Array, examples: Array, nbytes: int) -> Array:
+        """How long rows of a model take on their clients' devices: training, and the model's way down and up."""
+        return np.asarray(examples * self.flops[model] / self.speed[clients] + 2 * nbytes / self.link[clients])
+
+    def _train_row(self, start: Weights, client: int, model: int, now: int, shift: Tensor | None) -> tuple[Weights, float, int, str]:
         """One client's local training: the model it ends with, its mean loss, the examples it processed, and why it failed if it did."""
         task, module = self.tasks[model], self.modules[model]
         rows = slice(*task.data.train.offsets[client : client + 2].tolist())
         x, y = self.data[model][0][rows], self.data[model][1][rows]
         weights.load(module, start)
         module.train()
-        optimiser = torch.optim.SGD(module.parameters(), lr=task.lr)
+        optimiser = local.optimiser(task, now, module.parameters())
+        key = local.row_key(self.seed, now, client, model)
         stream = rng.as_tensor([key], self.device)[0]
         dropout = local.Dropout(stream)
         steps = local.batches(task, len(y), stream, self.least[model])
         if not steps:
             return start, float("nan"), 0, local.TOO_FEW
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key)  # for modules that draw from torch's own generator in other ways than dropout
+            torch.default_generator.manual_seed(key)  # for modules that draw numbers in other ways than dropout
             for step, batch in enumerate(steps):
-                if self.dropout[model]:
-                    dropout.start(step)
-                    with dropout:
-                        outputs = module(x[batch])
-                else:
+                dropout.start(step)
+                with dropout if self.dropout[model] else nullcontext():
                     outputs = module(x[batch])
                 loss = task.loss(outputs, y[batch]).mean()
                 optimiser.zero_grad()
                 loss.backward()
                 if task.prox:
-                    _pull(module, start.params, task.prox)
+                    _add(module, start.params, task.prox)
+                if task.clip is not None:
+                    nn.utils.clip_grad_norm_(module.parameters(), task.clip)
+                if shift is not None:
+                    _add(module, shift)
                 optimiser.step()
                 total += loss.detach()
         return weights.read(module), float(total) / len(steps), sum(len(batch) for batch in steps), ""
@@ -90,9 +100,9 @@ class Sequential:
         return out
 
 
-def _pull(module: nn.Module, start: Tensor, strength: float) -> None:
-    """FedProx: add the gradient of strength/2 * ||w - start||^2."""
+def _add(module: nn.Module, vector: Tensor, prox: float | None = None) -> None:
+    """Add a flat vector to the gradient; with `prox`, FedProx's prox * (w - vector) instead."""
     params = list(module.parameters())
-    for p, origin in zip(params, start.split([p.numel() for p in params]), strict=True):
+    for p, piece in zip(params, vector.split([p.numel() for p in params]), strict=True):
         if p.grad is not None:
-            p.grad.add_(p.detach() - origin.view_as(p), alpha=strength)
+            p.grad.add_(piece.view_as(p) if prox is None else prox * (p.detach() - piece.view_as(p)))

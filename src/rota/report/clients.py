@@ -18,13 +18,13 @@ BARS = 150
 """Up to this many bars a chart shows every client; beyond, clients are binned."""
 BINS = 40
 """A histogram's bins."""
-PARTS = 20
+PARTS = 10
 """Into how many groups of one size clients are cut, to set what they hold against how often they were sampled."""
 COLUMNS = 200
 """A heat map's columns."""
 CLASSES = 10
 """Up to this many classes have a colour each."""
-ROWS = 60
+ROWS = 100
 """A heat map's rows: rarer classes share one more."""
 
 
@@ -42,9 +42,9 @@ def sampling(title: str, series: list[Series]) -> list[Chart]:
         return [chart]
     counts = Chart(f"sampled {title}".strip(), f"{of} often clients were sampled")
     counts.note = f"{clients:,} clients by how many times they were drawn."
-    counts.traces = _histograms(series)
-    counts.layout = {"xaxis": axis("times sampled"), "yaxis": axis("share of clients", tickformat="~%", rangemode="tozero")}
-    sizes = Chart(f"sampled by size {title}".strip(), f"{of} often by client size")
+    counts.traces, ends = _histograms(series)
+    counts.layout = {"xaxis": axis("times sampled", range=ends), "yaxis": axis("share of clients", tickformat="~%", rangemode="tozero")}
+    sizes = Chart(f"sampled by size {title}".strip(), f"{of} often clients were sampled, by size")
     sizes.note = f"Clients in order of their size, cut into {PARTS} groups: each group’s mean size and mean count.{seeds}"
     sizes.traces = [trace for one in series for trace in _by_size(one)]
     sizes.layout = {"xaxis": axis("client’s examples"), "yaxis": axis("times sampled", rangemode="tozero")}
@@ -74,13 +74,15 @@ def _bars(series: Series) -> Trace:
     }
 
 
-def _histograms(series: list[Series]) -> list[Trace]:
-    """The share of clients with each count, seeds pooled; counts are whole numbers and so are the bins' ends."""
+def _histograms(series: list[Series]) -> tuple[list[Trace], list[float]]:
+    """The share of clients with each count, seeds pooled, and the x axis' ends. Counts are whole, and so are the bins; an empty bin
+    on either side brings the outline down to the axis."""
     counts = [np.concatenate([_counts(run, one) for run in _runs(one)]) for one in series]
     least, most = min(int(row.min()) for row in counts), max(int(row.max()) for row in counts)
     step = -(-(most - least + 1) // BINS)
-    ends = np.arange(least, most + step + 1, step)
-    names = [f"{low}" if step == 1 else f"{low} to {low + step - 1}" for low in ends[:-1].tolist()]
+    bins = -(-(most - least + 1) // step)
+    lows = least + step * np.arange(-1, bins + 2)
+    names = [f"{low}" if step == 1 else f"{low} to {low + step - 1}" for low in lows[:-1].tolist()]
     traces = []
     for one, row in zip(series, counts, strict=True):
         trace = {
@@ -89,14 +91,14 @@ def _histograms(series: list[Series]) -> list[Trace]:
             "line": {"shape": "hvh"},
             "fill": "tozeroy",
             "name": safe(one.label),
-            "x": plain(ends[:-1] + (step - 1) / 2),
-            "y": plain(np.histogram(row, ends)[0] / len(row)),
+            "x": plain(lows[:-1] + (step - 1) / 2),
+            "y": plain(np.histogram(row, lows)[0] / len(row)),
             "text": names,
             "hovertemplate": "%{y:.1%} of clients %{text} times<extra>%{fullData.name}</extra>",
             "meta": {"series": one.key, "role": "area"},
         }
         traces.append(trace)
-    return traces
+    return traces, [float(lows[1]) - 0.5, float(lows[-2]) - 0.5]
 
 
 def _by_size(series: Series) -> list[Trace]:
@@ -130,7 +132,7 @@ def holdings(groups: list[Group]) -> list[Chart]:
     several = len({model for model, _, _ in found.values()}) > 1
     charts = []
     for number, (model, entry, whose) in enumerate(found.values()):
-        title = f"{model}: data" if several else "Data"
+        title = f"{model}: data on each client" if several else "Data on each client"
         if len(whose) < len(groups):
             title += f" ({'; '.join(group.label for group in whose)})"
         chart = Chart(f"data {number}", title, _in_words(entry))

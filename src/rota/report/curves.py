@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from rota.report import numbers
 from rota.report.charts import Chart, Series, Trace, plain, safe
 from rota.report.groups import Group
-from rota.report.runs import Record, Run
+from rota.report.runs import Record
 
 Pick = Callable[[Record], float | None]
 Floats = NDArray[np.float64]
@@ -19,16 +20,18 @@ Table = dict[str, dict[str, list[float | None]]]
 
 POINTS = 1000
 """Longer curves are thinned to this many points: more than a chart has pixels."""
-FEW = 30
+FEW = 15
 """A curve of up to this many points shows where they are: a single one would not be seen as a line."""
 EVERY = " all"
 """Marks the x table's entries for all rounds; the others are for those that were tested."""
+SHARE = {"tickformat": "~%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
+"""An axis of shares: with few points plotly would go far beyond what a share can be."""
 KNOWN = {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "server_bytes", "client_seconds"}
 """The plain values of a round that the page shows in their own places; others get a chart each."""
 
 
-def x_table(groups: list[Group]) -> tuple[dict[str, str], Table]:
-    """The x axes' titles, and the groups' x values: means over their seeds, in units that suit all of them."""
+def x_table(groups: list[Group]) -> tuple[dict[str, dict[str, str]], Table]:
+    """The x axes' titles and units, and the groups' x values: means over their seeds, in units that suit all of them."""
     picks: dict[str, Pick] = {
         "round": lambda line: line["round"],
         "seconds": lambda line: line["seconds"],
@@ -42,8 +45,12 @@ def x_table(groups: list[Group]) -> tuple[dict[str, str], Table]:
     second, time = numbers.scale(most["seconds"], numbers.SECONDS)
     byte, sent = numbers.scale(most["bytes"], numbers.BYTES)
     units = {"round": 1.0, "seconds": second, "bytes": byte}
-    titles = {"round": "round", "seconds": f"virtual time ({time})", "bytes": f"data sent, up and down ({sent})"}
-    return titles, {along: {name: plain(values / units[name]) for name, values in entry.items()} for along, entry in table.items()}
+    axes = {
+        "round": {"title": "round", "unit": ""},
+        "seconds": {"title": f"virtual time ({time})", "unit": time},
+        "bytes": {"title": f"data sent, up and down ({sent})", "unit": sent},
+    }
+    return axes, {along: {name: plain(values / units[name]) for name, values in entry.items()} for along, entry in table.items()}
 
 
 def score(name: str, title: str, series: list[Series]) -> Chart:
@@ -51,7 +58,12 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
     note = "Share of the test examples that are classified correctly." if name == "accuracy" else "Mean loss of the test examples."
     chart = Chart(f"{name} {title}".strip(), f"{title}: test {name}" if title else f"Test {name}", note, progress=True)
     chart.empty = "No round has been tested yet."
-    chart.layout = {"yaxis": {"tickformat": "~%" if name == "accuracy" else "~g"}}
+    chart.layout = {"yaxis": SHARE if name == "accuracy" else {"tickformat": "~g"}}
+    targets = {run.target for one in series for run in one.group.runs}
+    if name == "accuracy" and len(targets) == 1 and (target := targets.pop()) is not None:
+        chart.note += f" The dotted line is the target, {numbers.percent(target)}."
+        line = {"color": "#888888", "width": 1, "dash": "dot"}
+        chart.layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target, "line": line}]
     for one in series:
         chart.traces += _curve(one, one.along, _score(name, one.model), "line", name == "accuracy")
     return chart
@@ -59,38 +71,43 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
 
 def training(chart: Chart, series: Series) -> None:
     """Add the clients' own loss to a chart of the test loss: every round has one."""
-    label = Series(series.key, "training (mean of the cohort)", series.group, series.along, series.model)
-    more = _curve(label, series.along + EVERY, _score("train_loss", series.model), "dotted", False)
-    for trace in chart.traces:
-        trace["name"] = "test"
-    chart.traces += more
-    chart.layout["showlegend"] = True
-    chart.note = "Mean loss of the test examples, and of the cohort's training examples as they were trained on."
+    own = replace(series, label="training")
+    traces = _curve(own, own.along + EVERY, _score("train_loss", own.model), "dotted", False)
+    if traces:
+        for trace in chart.traces:
+            trace["name"] = "test"
+        chart.traces += traces
+        chart.title = "Loss"
+        chart.note = "Mean loss of the test examples, and of the cohort’s training examples while they were trained on."
+        chart.layout["showlegend"] = True
 
 
 def spread(title: str, series: list[Series]) -> Chart:
     """How the accuracy differs between clients, where they were tested one by one."""
     chart = Chart(f"spread {title}".strip(), f"{title}: accuracy across clients" if title else "Accuracy across clients", progress=True)
     chart.note = "The median client, and the band from the 10th to the 90th percentile; each client is tested on data like its own."
-    chart.layout = {"yaxis": {"tickformat": "~%"}}
+    chart.layout = {"yaxis": SHARE}
     for one in series:
         low, middle, high = (_values(one.group, one.along, _client(part, one.model)).mean(axis=0) for part in ("p10", "p50", "p90"))
         if np.isfinite(middle).any():
             chart.traces += [*_band(one, one.along, low, high), _line(one, one.along, middle, "line", True)]
+    if any(len(one.group.runs) > 1 for one in series):
+        chart.note += " All three are means over seeds."
     return chart
 
 
 def measures(groups: list[Group], series: list[Series]) -> list[Chart]:
     """The rounds' other plain values: the variance of the estimate, regret, whatever a run was asked to write."""
     lines = [line for group in groups for run in group.runs for line in run.rounds]
-    plain_value = (int, float)
-    keys = dict.fromkeys(key for line in lines for key, value in line.items() if key not in KNOWN and type(value) in plain_value)
+    keys = dict.fromkeys(key for line in lines for key, value in line.items() if key not in KNOWN and type(value) in (int, float))
     charts = []
     for key in keys:
         pick: Pick = _score(key, None)
         chart = Chart(f"measure {key}", key.replace("_", " ").capitalize(), progress=True, layout={"yaxis": {"tickformat": "~g"}})
         for one in series[: len(groups)]:
             chart.traces += _curve(one, one.along + EVERY, pick, "line", False)
+        for trace in chart.traces:
+            trace["connectgaps"] = True  # not every round need have one
         charts.append(chart)
     return charts
 
@@ -106,7 +123,7 @@ def _curve(series: Series, along: str, pick: Pick, role: str, share: bool) -> li
 
 def _band(series: Series, along: str, low: Floats, high: Floats) -> list[Trace]:
     """The area between two curves: plotly fills from a trace to the one before it."""
-    edge = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    edge = {"type": "scatter", "mode": "lines" if len(low) > 1 else "markers", "hoverinfo": "skip", "showlegend": False}
     meta = {"series": series.key, "along": along}
     lower = {**edge, "y": plain(low), "meta": {**meta, "role": "edge"}}
     return [lower, {**edge, "y": plain(high), "fill": "tonexty", "meta": {**meta, "role": "band"}}]
@@ -131,14 +148,12 @@ def _client(part: str, model: str | None) -> Pick:
 def _values(group: Group, along: str, pick: Pick) -> Floats:
     """A row for each run of the group, a column for each round that all of them have (so that a mean is always over the same
     seeds); runs that have none are left out. Where there are too many rounds, an even selection with both ends."""
-    runs: list[Run] = [run for run in group.runs if (run.rounds if along.endswith(EVERY) else run.tested)]
-    lines: list[dict[int, Record]] = [
-        {line["round"]: line for line in (run.rounds if along.endswith(EVERY) else run.tested)} for run in runs
-    ]
-    if not lines:
+    lines = [run.rounds if along.endswith(EVERY) else run.tested for run in group.runs]
+    runs = [{line["round"]: line for line in some} for some in lines if some]
+    if not runs:
         return np.zeros((1, 0))
-    rounds = sorted(set.intersection(*(set(rows) for rows in lines)))
+    rounds = sorted(set.intersection(*(set(run) for run in runs)))
     if len(rounds) > POINTS:
         rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
-    picked: list[list[Any]] = [[pick(rows[now]) for now in rounds] for rows in lines]
+    picked: list[list[Any]] = [[pick(run[now]) for now in rounds] for run in runs]
     return np.array(picked, dtype=np.float64)  # None becomes nan

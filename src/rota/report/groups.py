@@ -50,8 +50,13 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
             for number, item in enumerate(value):
                 out |= flatten(item, f"{prefix}{key}{f'[{number}]' if len(value) > 1 else ''}.")
         else:
-            out[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
+            out[prefix + key] = value if isinstance(value, str) else json.dumps(_whole(value), default=str)
     return out
+
+
+def _whole(value: Any) -> Any:
+    """5 and 5.0 are one value."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _labels(groups: list[list[Run]]) -> list[str]:

@@ -15,7 +15,7 @@ NONE = "–"
 
 Format = Callable[[float], str]
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-SECONDS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+SECONDS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
 def percent(value: float) -> str:
@@ -36,7 +36,7 @@ def size(value: float) -> str:
 def duration(value: float) -> str:
     """4 min 10 s: the two largest units."""
     if value < 0.9995:
-        return f"{value * 1000:.0f}{SPACE}ms" if value else f"0{SPACE}s"
+        return f"{value * 1000:.0f}{SPACE}ms"
     if value < 59.95:
         return f"{value:.1f}{SPACE}s"
     whole = round(value)
@@ -62,13 +62,15 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def mean(values: Sequence[float | None], form: Format) -> str:
-    """The mean of what is known, and its 95 % half-width where there are several that differ."""
+    """The mean of what is known, and its 95 % half-width in the same unit where there are several that differ."""
     known = [value for value in values if value is not None]
     if not known:
         return NONE
-    half = half_width(known)
-    if not half or max(known) == min(known):
-        return form(float(np.mean(known)))
-    if form is percent:
-        return f"{100 * np.mean(known):.1f}{SPACE}±{SPACE}{100 * half:.1f}{SPACE}%"
-    return f"{form(float(np.mean(known)))}{SPACE}± {form(half)}"
+    middle, half = float(np.mean(known)), half_width(known)
+    step, unit = scale(middle, UNITS[form])
+    if not half or round(half / step, 1) == 0:
+        return form(middle)
+    return f"{middle / step:,.1f}{SPACE}±{SPACE}{half / step:,.1f}{SPACE}{unit}".strip()
+
+
+UNITS: dict[Format, Sequence[tuple[float, str]]] = {percent: ((0.01, "%"),), count: ((1.0, ""),), size: BYTES, duration: SECONDS}

@@ -7,18 +7,22 @@
   const state = { axis: "round", log: false, hidden: new Set(), focus: null };
 
   // Okabe and Ito's colours, a little darker or lighter where the ground asks for it; Tol's muted ones for classes
-  const CLASSES = ["#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb"];
   const LIGHT = {
     ink: "#1c2530", quiet: "#5d6875", rule: "#e8ebee", card: "#ffffff",
     series: ["#0072b2", "#d55e00", "#009e73", "#c0609a", "#d18f00", "#4aa8e0"],
+    classes: ["#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb"],
     heat: [[0, "#f3f6f9"], [0.5, "#6aa9d6"], [1, "#08366b"]],
   };
   const DARK = {
     ink: "#e4e8ec", quiet: "#9aa5b1", rule: "#2c343d", card: "#1a2027",
     series: ["#3d9be9", "#f0783c", "#1fbf92", "#da8dbd", "#e6a820", "#8fd3f7"],
+    classes: ["#7468d8", "#88ccee", "#44aa99", "#2a8f4c", "#999933", "#ddcc77", "#cc6677", "#a83d74", "#c068b4", "#bbbbbb"],
     heat: [[0, "#1f262e"], [0.5, "#2f78b0"], [1, "#c9e6ff"]],
   };
   const theme = () => (dark.matches ? DARK : LIGHT);
+
+  let drawings = 0;
+  const rounds = Math.max(...Object.values(page.x).map((entry) => entry.round.at(-1) ?? 0));
 
   function colour(key, alpha = 1) {
     const at = page.series[key].colour;
@@ -38,6 +42,7 @@
       const dash = role === "dotted" ? "dot" : page.series[series].dash;
       if (role === "edge" || role === "band") {
         out.line = { width: 0 };
+        out.marker = { color: colour(series, 0.6), symbol: "line-ew-open", size: 14 };
         out.fillcolor = colour(series, pale ? 0.03 : 0.16);
       } else if (role === "bar") {
         out.marker = { color: colour(series, 0.9) };
@@ -47,7 +52,7 @@
         if (role === "area") out.fillcolor = colour(series, pale ? 0.03 : 0.12);
       }
     }
-    if (role === "class") out.marker = { color: CLASSES[index], line: { width: 0 } };
+    if (role === "class") out.marker = { color: theme().classes[index], line: { width: 0 } };
     if (role === "sizes") out.marker = { color: theme().series[0], line: { width: 0 } };
     if (role === "heat") {
       out.colorscale = theme().heat;
@@ -57,8 +62,8 @@
       out.x = page.x[along][state.axis];
       if (value) {
         out.customdata = page.x[along].round;
-        const where = state.axis === "round" ? "" : `<br>round %{customdata}, ${page.axes[state.axis]} %{x:.4~g}`;
-        out.hovertemplate = `${value}${where}<extra>%{fullData.name}</extra>`;
+        const where = `<b>%{fullData.name}</b><br>${value}<br>round %{customdata}, %{x:.4~g} ${page.axes[state.axis].unit}<extra></extra>`;
+        out.hovertemplate = state.axis === "round" ? `${value}<extra>%{fullData.name}</extra>` : where;
       }
     }
     return out;
@@ -66,14 +71,18 @@
 
   function frame(key, chart, narrow) {
     const { ink, quiet, rule, card } = theme();
+    const family = getComputedStyle(document.documentElement).fontFamily;
     const axis = { gridcolor: rule, linecolor: rule, zeroline: false, tickfont: { color: quiet }, automargin: true };
     const named = (given) => (given && given.title ? { ...given, title: { font: { size: 12, color: quiet }, standoff: 8, ...given.title } } : given);
     const layout = {
+      // always worked out anew (plotly forgets the axes' ranges where it finds nothing changed); a zoom stays until the axis is another
+      datarevision: ++drawings, uirevision: chart.progress ? `${state.axis} ${state.log}` : "",
       showlegend: false, margin: { l: 46, r: 10, t: 10, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.documentElement).fontFamily, size: 12, color: ink },
-      hoverlabel: { bgcolor: card, bordercolor: rule, font: { color: ink }, namelength: 60 },
+      font: { family, size: 12, color: ink },
+      hoverlabel: { bgcolor: card, bordercolor: rule, font: { family, size: 12, color: ink }, namelength: 60, align: "left" },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
       dragmode: touch ? false : "zoom",
-      legend: { orientation: "h", y: narrow ? -0.25 : 1.02, yanchor: narrow ? "top" : "bottom", x: 0, font: { size: 11 } },
+      legend: { orientation: "h", y: narrow ? -0.25 : 1.02, yanchor: narrow ? "top" : "bottom", x: 0, traceorder: "normal", font: { size: 11 } },
       ...chart.layout,
     };
     for (const name of ["xaxis", "yaxis", "yaxis2"]) {
@@ -81,14 +90,15 @@
     }
     layout.xaxis.showgrid = false;
     if (chart.progress) {
-      layout.xaxis = { ...layout.xaxis, ...named({ title: { text: page.axes[state.axis] } }), rangemode: "tozero" };
+      layout.xaxis = { ...layout.xaxis, ...named({ title: { text: page.axes[state.axis].title } }), rangemode: "tozero", spikecolor: quiet, spikethickness: 1, spikedash: "solid", unifiedhovertitle: { text: "round %{x}" } };
+      if (state.axis === "round" && rounds <= 10) layout.xaxis.dtick = 1;
       layout.hovermode = state.axis === "round" ? "x unified" : "closest";
       if (key.startsWith("loss") && state.log) layout.yaxis.type = "log";
     }
     return layout;
   }
 
-  const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "resetScale2d"]], plotlyServerURL: "", topojsonURL: "none", displayModeBar: touch ? false : "hover" };
+  const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "resetScale2d"]], displayModeBar: !touch };
   const places = [...document.querySelectorAll("[data-chart]")];
 
   function draw(place) {
@@ -97,42 +107,76 @@
     Plotly.react(place, chart.traces.map(finish), frame(key, chart, place.clientWidth < 480), config);
   }
 
-  function drawAll() {
-    places.forEach(draw);
-    for (const chip of document.querySelectorAll(".chip")) {
+  // charts in sight are drawn at once, the others one by one, so that the page answers meanwhile
+  const root = document.documentElement;
+  const waiting = new Set();
+  let next = 0;
+  const inSight = (place) => {
+    const { top, bottom } = place.getBoundingClientRect();
+    return bottom > 0 && top < innerHeight;
+  };
+  function drawNext() {
+    const now = [...waiting].filter(inSight);
+    for (const place of now.length ? now : [...waiting].slice(0, 1)) {
+      waiting.delete(place);
+      draw(place);
+    }
+    clearTimeout(next);
+    if (waiting.size) next = setTimeout(drawNext);
+    root.dataset.drawn = waiting.size ? "no" : "yes";
+  }
+  function redraw(which = () => true) {
+    for (const place of places) if (which(page.charts[place.dataset.chart])) waiting.add(place);
+    drawNext();
+  }
+  const overRounds = (chart) => chart.progress;
+  const withSeries = (chart) => chart.traces.some((trace) => trace.meta.series);
+
+  const chips = [...document.querySelectorAll(".chip")];
+  const all = document.getElementById("all");
+  function legend() {
+    const style = { solid: "solid", dash: "dashed", dot: "dotted", dashdot: "dashed" };
+    for (const chip of chips) {
       const key = chip.dataset.series;
       chip.setAttribute("aria-pressed", String(!state.hidden.has(key)));
-      const style = { solid: "solid", dash: "dashed", dot: "dotted", dashdot: "dashed" }[page.series[key].dash];
-      chip.querySelector("i").style.cssText = `border-top-color:${colour(key)};border-top-style:${style}`;
+      chip.querySelector("i").style.cssText = `border-top-color:${colour(key)};border-top-style:${style[page.series[key].dash]}`;
     }
-    const all = document.getElementById("all");
     if (all) all.hidden = state.hidden.size === 0;
   }
 
-  for (const radio of document.querySelectorAll("input[name=axis]")) {
-    radio.addEventListener("change", () => { state.axis = radio.value; drawAll(); });
+  let resting = 0;
+  function focus(key) {
+    clearTimeout(resting);
+    resting = setTimeout(() => {
+      if (state.focus === key) return;
+      state.focus = key;
+      redraw(withSeries);
+    }, 120);
   }
-  document.getElementById("log").addEventListener("change", (event) => { state.log = event.target.checked; drawAll(); });
-  for (const chip of document.querySelectorAll(".chip")) {
+  function hide(keys) {
+    clearTimeout(resting);
+    state.focus = null;
+    state.hidden = new Set(keys);
+    legend();
+    redraw(withSeries);
+  }
+
+  for (const radio of document.querySelectorAll("input[name=axis]")) {
+    radio.addEventListener("change", () => { state.axis = radio.value; redraw(overRounds); });
+  }
+  document.getElementById("log").addEventListener("change", (event) => { state.log = event.target.checked; redraw(overRounds); });
+  for (const chip of chips) {
     const key = chip.dataset.series;
     chip.title = "click: hide or show; double click: this one alone";
-    chip.addEventListener("click", () => {
-      if (!state.hidden.delete(key)) state.hidden.add(key);
-      drawAll();
-    });
-    chip.addEventListener("dblclick", () => {
-      state.hidden = new Set(Object.keys(page.series).filter((other) => other !== key));
-      drawAll();
-    });
+    chip.addEventListener("click", () => hide(state.hidden.has(key) ? [...state.hidden].filter((other) => other !== key) : [...state.hidden, key]));
+    chip.addEventListener("dblclick", () => hide(Object.keys(page.series).filter((other) => other !== key)));
     if (!touch) {
-      chip.addEventListener("mouseenter", () => { state.focus = state.hidden.has(key) ? null : key; drawAll(); });
-      chip.addEventListener("mouseleave", () => { state.focus = null; drawAll(); });
+      chip.addEventListener("mouseenter", () => focus(state.hidden.has(key) ? null : key));
+      chip.addEventListener("mouseleave", () => focus(null));
     }
   }
-  const all = document.getElementById("all");
-  if (all) all.addEventListener("click", () => { state.hidden.clear(); drawAll(); });
-  dark.addEventListener("change", drawAll);
-
-  drawAll();
-  document.documentElement.dataset.drawn = "yes";
+  if (all) all.addEventListener("click", () => hide([]));
+  dark.addEventListener("change", () => { legend(); redraw(); });
+  legend();
+  redraw();
 })();

@@ -23,12 +23,12 @@ AXES = {"round": "Rounds", "seconds": "Virtual time", "bytes": "Data sent"}
 def render(groups: list[Group]) -> str:
     """The whole page."""
     name, series, models = title(groups), series_of(groups), models_of(groups)
-    titles, x = curves.x_table(groups)
+    axes, x = curves.x_table(groups)
     sections = _charts(groups, series, models)
     shown = {chart.key: chart for charts in sections.values() for chart in charts if chart.traces}
     payload = {
         "series": {one.key: _style(number, one) for number, one in enumerate(series)},
-        "axes": titles,
+        "axes": axes,
         "x": x,
         "charts": {key: {"traces": chart.traces, "layout": chart.layout, "progress": chart.progress} for key, chart in shown.items()},
     }
@@ -101,15 +101,19 @@ def _headline(name: str, groups: list[Group], models: list[str]) -> str:
         _span({run.clients for run in runs}, "client"),
         _span({len(run.rounds) for run in runs}, "round"),
     ]
+    if len(groups) > 1:
+        facts.append(_span({len(groups)}, "setting"))
     if len(runs) > 1:
-        facts += [_span({len(groups)}, "setting"), _span({len(runs)}, "run")]
+        facts.append(_span({len(runs)}, "run"))
+    summaries = {str(run.config.get("summary", "")) for run in runs}
+    summary = f"<p>{escape(summaries.pop())}</p>" if len(summaries) == 1 and summaries != {""} else ""
     late = [f"{run.folder.name} at round {len(run.rounds)} of {run.config.get('rounds', '?')}" for run in runs if not run.finished]
     warning = f'<p class="warning">Not finished: {escape(", ".join(late))}.</p>' if late else ""
     cards = ""
     for label, value, remark in tables.tiles(groups):
         small = f"<small>{escape(remark)}</small>" if remark else ""
         cards += f"<div><dt>{escape(label)}</dt><dd>{escape(value)}{small}</dd></div>"
-    return f'<header><h1>{escape(name)}</h1><p>{escape(" · ".join(facts))}</p>{warning}<dl class="tiles">{cards}</dl></header>'
+    return f'<header><h1>{escape(name)}</h1>{summary}<p>{escape(" · ".join(facts))}</p>{warning}<dl class="tiles">{cards}</dl></header>'
 
 
 def _controls(series: list[Series]) -> str:

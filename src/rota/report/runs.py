@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ def find(folder: Path) -> list[Path]:
     folder = folder.resolve()
     if (folder / "config.toml").exists():
         return [folder]
-    inside = sorted(path.parent for path in folder.glob("*/config.toml"))
+    inside = sorted((path.parent for path in folder.glob("*/config.toml")), key=_natural)
     if not inside:
         raise BadInput(f"{folder} is not a run folder and holds none: name a folder that has a config.toml in it")
     return inside
@@ -128,6 +129,11 @@ def read(folder: Path) -> Run:
         finished=bool(summary),
         wall_seconds=summary.get("wall_seconds"),
     )
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """budget2 before budget10."""
+    return [(int(word or 0), rest) for word, rest in re.findall(r"(\d*)(\D*)", path.name)]
 
 
 def _json(path: Path) -> dict[str, Any]:

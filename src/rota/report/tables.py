@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from html import escape
 
@@ -36,7 +37,7 @@ def _own(runs: list[Run]) -> list[Tile]:
 def _best(groups: list[Group]) -> list[Tile]:
     wanted: list[tuple[str, Cell, numbers.Format, bool]] = [
         ("Highest final accuracy", lambda run: run.accuracy, numbers.percent, True),
-        ("Highest best accuracy", lambda run: run.best, numbers.percent, True),
+        ("Highest peak accuracy", lambda run: run.best, numbers.percent, True),
         ("Fewest rounds to target", lambda run: run.rounds_to_target, numbers.count, False),
         ("Least virtual time", lambda run: run.total("seconds"), numbers.duration, False),
         ("Least data sent", _sent, numbers.size, False),
@@ -48,9 +49,9 @@ def _best(groups: list[Group]) -> list[Tile]:
         means = [sum(known) / len(known) for known in (_known(group.runs, cell) for group in full)]
         if full:
             top = max(means) if highest else min(means)
-            winners = [group for group, mean in zip(full, means, strict=True) if mean == top]
+            winners = [group for group, mean in zip(full, means, strict=True) if form(mean) == form(top)]
             who = winners[0].label if len(winners) == 1 else f"{'all' if len(winners) == len(groups) else len(winners)} settings"
-            out.append((label, numbers.mean([cell(run) for run in winners[0].runs], form), who))
+            out.append((label, numbers.mean([cell(run) for run in full[means.index(top)].runs], form), who))
     return [*out, ("Wall time", _wall([run for group in groups for run in group.runs]), "all runs")]
 
 
@@ -80,20 +81,23 @@ def runs(groups: list[Group]) -> str:
 
 
 def failures(groups: list[Group]) -> str:
-    """How many rows failed for which reason; nothing where none did."""
-    reasons = sorted({reason for group in groups for run in group.runs for reason in run.failures})
-    if not reasons:
-        return ""
-    rows = [[reason, *(numbers.count(sum(run.failures[reason] for run in group.runs)) for group in groups)] for reason in reasons]
-    asked = ["of trainings asked for", *(numbers.count(sum(run.rows for run in group.runs)) for group in groups)]
-    return table(["Reason", *(group.label if len(groups) > 1 else "Times" for group in groups)], [*rows, asked])
+    """How often a client's work could not be used, by reason, over all seeds; nothing where it always could."""
+    rows = []
+    for group in groups:
+        asked = sum(run.rows for run in group.runs)
+        for reason, times in sum((run.failures for run in group.runs), Counter[str]()).most_common():
+            rows.append([group.label, reason, numbers.count(times), numbers.percent(times / asked)])
+    head = ["Run", "Reason", "Times", "Of all trainings"]
+    if len(groups) == 1:
+        head, rows = head[1:], [row[1:] for row in rows]
+    return table(head, rows) if rows else ""
 
 
 def differences(groups: list[Group]) -> str:
     """The configuration keys that are not the same in all groups; nothing where all are."""
     keys = differing([group.runs for group in groups])
-    rows = [[key, *(numbers.NONE if value is None else value for value in values)] for key, values in keys.items()]
-    return table(["Key", *(group.label for group in groups)], rows) if rows else ""
+    rows = [[group.label, *(values[number] or numbers.NONE for values in keys.values())] for number, group in enumerate(groups)]
+    return table(["Run", *keys], rows) if keys else ""
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

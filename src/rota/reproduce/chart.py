@@ -71,8 +71,9 @@ def svg(chart: Chart) -> str:
 def ticks(values: list[float]) -> list[float]:
     """About six round numbers (1, 2 or 5 times a power of ten apart) that span the values."""
     low, high = min(values), max(values)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    largest = max(abs(low), abs(high))
+    if high - low <= 1e-9 * largest or largest == 0:  # a flat line still needs a span
+        low, high = low - (largest or 1) / 2, high + (largest or 1) / 2
     rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)

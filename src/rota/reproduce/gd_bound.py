@@ -201,7 +201,7 @@ def worst_step(gap: Array) -> float:
 
 def gd_bound(quick: bool = False) -> Result:
     """Gradient descent stays under (1 - lr c)^t (F(x_0) - F*), on a quadratic and on logistic regression."""
-    steps, seeds = (50, 2) if quick else (200, 3)
+    steps, seeds = (50, 1) if quick else (150, 3)
     rows: list[Row] = []
     charts: list[Chart] = []
     checks: dict[str, bool] = {}

@@ -26,14 +26,9 @@ class Row(TypedDict):
 
 def over_seeds(quantity: str, paper: float | None, values: Sequence[float]) -> Row:
     """A row from one value a seed: `measured` is their mean, `low` and `high` the smallest and the largest."""
-    return Row(
-        quantity=quantity,
-        paper=paper,
-        measured=float(sum(values) / len(values)),
-        low=float(min(values)),
-        high=float(max(values)),
-        seeds=len(values),
-    )
+    low, high = float(min(values)), float(max(values))
+    mean = min(max(float(sum(values) / len(values)), low), high)  # a mean of equal numbers may round past them
+    return Row(quantity=quantity, paper=paper, measured=mean, low=low, high=high, seeds=len(values))
 
 
 @dataclass(frozen=True)

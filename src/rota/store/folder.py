@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import tomli_w
@@ -16,67 +21,93 @@ from rota.errors import BadInput
 from rota.loop import Experiment, State
 from rota.record import Record
 from rota.store import checkpoint
+from rota.store.checkpoint import sync
 
 LISTED_CLIENTS = 2000
 """Up to this many clients data.json lists each one; beyond, an evenly spread selection of that many, by size."""
 
 
 class Folder:
-    """A run folder. `create` and `reopen` are the two ways to one."""
+    """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to one; both keep others out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any]) -> Folder:
+    @contextmanager
+    def create(cls, path: Path, config: dict[str, Any]) -> Iterator[Folder]:
         """A new run's folder; it must be empty or not there yet."""
-        refuse_used(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write(path / "config.toml", tomli_w.dumps(config))
         except OSError as error:
-            raise BadInput(f"cannot write to the output folder {path} ({error.strerror}): choose another --out") from error
-        return cls(path)
+            raise _cannot_write(path, error) from error
+        with locked(path):
+            refuse_used(path)
+            try:
+                write(path / "config.toml", tomli_w.dumps(config))
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+            yield cls(path)
 
     @classmethod
-    def reopen(cls, path: Path, config: dict[str, Any]) -> Folder:
+    @contextmanager
+    def reopen(cls, path: Path, config: dict[str, Any]) -> Iterator[Folder]:
         """An earlier run's folder, to go on with: it must have been made with the same configuration."""
         if not (path / "config.toml").exists():
             raise BadInput(f"there is no run to resume in {path}: leave --resume out to start one there")
-        if (path / "config.toml").read_text() != tomli_w.dumps(config):
-            raise BadInput(f"the run in {path} was made with another configuration: resume it with its own, {path / 'config.toml'}")
-        return cls(path)
+        try:
+            made_with = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadInput(f"{path / 'config.toml'} cannot be read ({error}): mend it, or choose another --out") from error
+        differs = differences(made_with, tomllib.loads(tomli_w.dumps(config)))
+        if differs:
+            raise BadInput(f"the run in {path} was made with another configuration ({differs}): resume it with {path / 'config.toml'}")
+        with locked(path):
+            yield cls(path)
 
     def read_state(self, like: State) -> tuple[State, float]:
         """The last good checkpoint (or the beginning); rounds.jsonl is cut back to it."""
         state, wall = checkpoint.load(self.path / "checkpoint", like) or (like, 0.0)
-        kept = [line for line in self._lines() if json.loads(line)["round"] <= state.round]
-        if len(kept) != state.round:
-            raise BadInput(f"{self.path}/rounds.jsonl has {len(kept)} rounds and the checkpoint {state.round}: the run cannot be resumed")
-        write(self.path / "rounds.jsonl", "".join(line + "\n" for line in kept))
+        lines = self._lines()
+        if len(lines) < state.round:
+            raise BadInput(
+                f"{self.path / 'rounds.jsonl'} has {len(lines)} lines, but the checkpoint is of round {state.round}: "
+                "put the missing lines back, or start again with another --out"
+            )
+        if (self.path / "rounds.jsonl").exists():
+            os.truncate(self.path / "rounds.jsonl", sum(len(line) + 1 for line in lines[: state.round]))
         return state, wall
 
     def records(self) -> list[Record]:
         """The rounds written so far."""
-        return [json.loads(line) for line in self._lines()]
+        out: list[Record] = []
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                out.append(json.loads(line))
+            except ValueError as error:
+                raise BadInput(
+                    f"line {number} of {self.path / 'rounds.jsonl'} is damaged ({error}): mend it, or start again with another --out"
+                ) from error
+        return out
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> list[bytes]:
         """The whole lines of rounds.jsonl: a crash may have left half of a last one."""
         path = self.path / "rounds.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return text[: text.rfind("\n") + 1].splitlines()
+        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
     def append(self, record: Record) -> None:
-        """Add a round's line."""
-        with (self.path / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add a round's line, past all buffers: what an interrupted write left in one would come out later, among other lines."""
+        line = json.dumps(record).encode() + b"\n"
+        with (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
+            while line:
+                line = line[file.write(line) :]
 
     def save(self, state: State, wall_seconds: float) -> None:
         """Write a checkpoint. The lines up to it reach the disk first, so that a checkpoint never runs ahead of them."""
-        rounds = self.path / "rounds.jsonl"
-        if rounds.exists():
-            checkpoint._sync(rounds)
+        if (self.path / "rounds.jsonl").exists():
+            sync(self.path / "rounds.jsonl")
         checkpoint.save(self.path / "checkpoint", state, wall_seconds)
+        sync(self.path)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -89,23 +120,74 @@ class Folder:
         """models/NAME.safetensors: the models by their modules' own tensor names."""
         (self.path / "models").mkdir(exist_ok=True)
         for name, task, model in zip(experiment.names, experiment.tasks, state.models, strict=True):
-            tensors = {key: value.cpu().clone() for key, value in weights.named(task.build(), model).items()}
-            save_file(tensors, self.path / "models" / f"{name}.safetensors.part")
-            os.replace(self.path / "models" / f"{name}.safetensors.part", self.path / "models" / f"{name}.safetensors")
+            path = self.path / "models" / f"{quote(name, safe=' ')}.safetensors"
+            with replacing(path) as aside:
+                save_file({key: value.cpu().clone() for key, value in weights.named(task.build(), model).items()}, aside)
 
 
 def refuse_used(path: Path) -> None:
     """A new run may only go into a folder that is empty or not there yet."""
-    if path.is_dir() and any(path.iterdir()):
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"the output folder {path} is a file: choose another --out")
+    # config.toml.part alone is a run that was killed before it began
+    if path.is_dir() and {inside.name for inside in path.iterdir()} - {"config.toml.part"}:
         resume = "add --resume to go on with it, or " if (path / "config.toml").exists() else ""
         raise BadInput(f"the output folder {path} is already in use: {resume}choose another --out")
 
 
-def write(path: Path, text: str) -> None:
-    """Replace a file's text at once: a reader or a crash sees the old one or the new one."""
+def _cannot_write(path: Path, error: OSError) -> BadInput:
+    return BadInput(f"cannot write to the output folder {path} ({error.strerror}): choose another --out")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, until the end of the block or of this process, however it ends."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(f"another process is running in {path}: wait until it ends, or choose another --out") from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Replace a file at once: write to what this yields, and a reader or a crash sees the old file or the new one."""
     aside = path.with_name(path.name + ".part")
-    aside.write_text(text)
+    yield aside
+    sync(aside)
     os.replace(aside, path)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file's text at once."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Which keys of two configurations differ, in words; empty where none does."""
+    before, after = _flat(old), _flat(new)
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    words = [f"{key} was {_word(before.get(key))} and is now {_word(after.get(key))}" for key in keys]
+    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """A nested configuration with dotted keys, as --set takes them."""
+    if not isinstance(value, dict | list):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {key: leaf for step, inner in items for key, leaf in _flat(inner, f"{name}.{step}".lstrip(".")).items()}
+
+
+def _word(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, default=str)
 
 
 def describe(experiment: Experiment, task: int) -> dict[str, Any]:

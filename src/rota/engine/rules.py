@@ -1,0 +1,151 @@
+"""From one client's computation to many clients' at once: a traced graph, run with a leading row axis on every tensor.
+
+`torch.func.vmap` has a rule for almost every operator, and the rules here are for those where its own is missing or slow: products
+become batched products, and convolutions (which vmap turns into grouped convolutions, a slow path of every library) become
+im2col and batched products.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+aten = torch.ops.aten
+
+
+class Rows(fx.Interpreter):
+    """Runs a graph traced for one client on stacked inputs: every tensor has one more axis in front, the row."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._everywhere(super().run_node(node))
+        if node.op != "call_function" or node.target is operator.getitem:
+            return super().run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        if not places:
+            return self._everywhere(node.target(*args, **kwargs))  # type: ignore[operator]
+        rule = RULES.get(node.target)
+        done = rule(*args, **kwargs) if rule else None
+        if done is not None:
+            return done
+
+        def one(*tensors: Tensor) -> Any:
+            mine = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                mine[place] = tensor
+            one_args, one_kwargs = tree_unflatten(mine, spec)
+            return node.target(*one_args, **one_kwargs)  # type: ignore[operator]
+
+        return torch.vmap(one)(*(leaves[place] for place in places))
+
+    def _everywhere(self, constant: Any) -> Any:
+        """A constant is the same in all rows, and gets a row axis of its own."""
+        return constant.expand(self.rows, *constant.shape) if isinstance(constant, Tensor) else constant
+
+    def run_rows(self, rows: int, *inputs: Any) -> Any:
+        self.rows = rows
+        return self.run(*inputs)
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.baddbmm(bias.unsqueeze(1) if bias.dim() == 2 else bias, a, b)
+
+
+def _nll_loss(log_p: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int) -> tuple[Tensor, Tensor] | None:
+    """-log p of the target's class. Padding examples have a valid class, so nothing needs to be ignored."""
+    if weight is not None or reduction != 0 or log_p.dim() != 3 or ignore != -100:
+        return None
+    return -log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1), log_p.new_zeros(len(log_p))
+
+
+def _nll_loss_backward(
+    grad: Tensor, log_p: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int, total: Tensor  # noqa: ARG001
+) -> Tensor | None:
+    if weight is not None or reduction != 0 or log_p.dim() != 3 or ignore != -100:
+        return None
+    return torch.zeros_like(log_p).scatter(-1, target.unsqueeze(-1), -grad.unsqueeze(-1))
+
+
+def _plain_2d(x: Tensor, dilation: Sequence[int], transposed: bool, groups: int) -> bool:
+    return x.dim() == 5 and groups == 1 and not transposed and all(d == 1 for d in dilation)
+
+
+def patches(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """im2col with the examples in the columns' place: [rows, batch * out_height * out_width, channels * kernel]."""
+    padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    windows = padded.unfold(3, size[0], stride[0]).unfold(4, size[1], stride[1])  # [R, B, C, H', W', kh, kw]
+    rows, batch, channels, high, wide = windows.shape[:5]
+    return windows.permute(0, 1, 3, 4, 2, 5, 6).reshape(rows, batch * high * wide, channels * size[0] * size[1])
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],  # noqa: ARG001
+    groups: int,
+) -> Tensor | None:
+    """[R, B, C, H, W] with [R, O, C, kh, kw]; the result has channels-last strides, which cost nothing to what follows."""
+    if not _plain_2d(x, dilation, transposed, groups):
+        return None
+    size = weight.shape[3:]
+    high, wide = ((x.shape[3 + i] + 2 * padding[i] - size[i]) // stride[i] + 1 for i in range(2))
+    kernel = weight.flatten(2).transpose(1, 2)
+    columns = patches(x, size, stride, padding)
+    out = torch.bmm(columns, kernel) if bias is None else torch.baddbmm(bias.unsqueeze(1), columns, kernel)
+    return out.view(len(x), x.shape[1], high, wide, weight.shape[1]).permute(0, 1, 4, 2, 3)
+
+
+def _convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],  # noqa: ARG001
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...] | None:
+    if not _plain_2d(x, dilation, transposed, groups):
+        return None
+    rows, batch, outputs, high, wide = grad.shape
+    size = weight.shape[3:]
+    flat = grad.permute(0, 1, 3, 4, 2).reshape(rows, batch * high * wide, outputs)
+    d_input = d_weight = d_bias = None
+    if wanted[0]:
+        columns = torch.bmm(flat, weight.flatten(2))  # [R, B * L, C * kernel]
+        columns = columns.view(rows * batch, high * wide, -1).transpose(1, 2)
+        d_input = F.fold(columns, tuple(x.shape[3:]), tuple(size), padding=tuple(padding), stride=tuple(stride)).view(x.shape)
+    if wanted[1]:
+        d_weight = torch.bmm(flat.transpose(1, 2), patches(x, size, stride, padding)).view(weight.shape)
+    if wanted[2] and bias_sizes is not None:
+        d_bias = flat.sum(1)
+    return d_input, d_weight, d_bias
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.mm.default: torch.bmm,
+    aten.addmm.default: _addmm,
+    aten.t.default: lambda a: a.transpose(1, 2),
+    aten.view.default: lambda a, shape: a.reshape(len(a), *shape),  # what is contiguous for one may not be so in a stack
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss_backward.default: _nll_loss_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+}
+"""Operator -> its computation on stacked tensors; None from a rule leaves the operator to vmap."""

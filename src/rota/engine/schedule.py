@@ -1,0 +1,112 @@
+"""Who trains on what in which step: the mini-batches of many rows at once, the same ones that `local.batches` gives each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota import rng
+from rota.data.federation import Array
+from rota.engine import local
+from rota.plan import Plan, Task
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the rows of a chunk do, step by step: rows are ordered so that those with more steps come first.
+
+    `index` [steps, rows, width] are rows of the task's packed data, `weight` 1 / (examples in the batch) or 0 for padding, and
+    `steps` [rows] how many steps each row has.
+    """
+
+    index: Tensor
+    weight: Tensor
+    steps: Array
+    examples: Array
+    key: Tensor
+
+
+def schedule(task: Task, plan_rows: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device) -> Schedule:
+    """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first."""
+    clients, models = plan.client[plan_rows].tolist(), plan.model[plan_rows].tolist()
+    key = rng.as_tensor([local.row_key(seed, now, c, m) for c, m in zip(clients, models, strict=True)], device)
+    sizes = task.data.train.sizes[clients]
+    size = sizes if task.batch is None else np.full(len(sizes), task.batch)
+    per_epoch = batches_per_epoch(task, sizes, least)
+    steps = local_steps(task, sizes, least)
+    epochs = int((-(-steps // np.maximum(per_epoch, 1))).max())
+    longest = int(sizes.max())
+    count, bound = torch.as_tensor(sizes, device=device), torch.as_tensor(size, device=device)
+    position = torch.arange(longest, device=device)
+    pieces = []
+    slots = int(per_epoch.max())
+    column = torch.arange(width, device=device)
+    place = torch.arange(slots, device=device)[:, None] * bound[:, None, None] + column  # [rows, slots, width]
+    real = (place < count[:, None, None]) & (column < bound[:, None, None])
+    for epoch in range(epochs):
+        # words beyond a row's own examples sort last, so that the first `size` places are local.batches' order
+        words = rng.bits(rng.fold(key, epoch), longest)
+        order = torch.argsort(torch.where(position < count[:, None], words, torch.iinfo(torch.int64).max), dim=1, stable=True)
+        picked = order.gather(1, place.clamp(max=longest - 1).flatten(1)).view(place.shape)
+        pieces.append(torch.where(real, picked, 0))
+    start = torch.as_tensor(task.data.train.offsets[clients], device=device)
+    index, real = _join(pieces, per_epoch, steps, device), _join([real] * epochs, per_epoch, steps, device)
+    number = real.sum(-1, keepdim=True)
+    examples = number.sum(dim=(0, 2)).cpu().numpy()
+    weight = real / number.clamp(min=1)
+    return Schedule((index + start[:, None]).contiguous(), weight.float().contiguous(), steps, examples, key)
+
+
+def _join(epochs: list[Tensor], per_epoch: Array, steps: Array, device: torch.device) -> Tensor:
+    """[rows, slots, width] of each epoch as [steps, rows, width]: step t of a row is batch t mod per_epoch of epoch t // per_epoch."""
+    stacked = torch.stack(epochs)  # [epochs, rows, slots, width]
+    t = torch.arange(int(steps.max()), device=device)[:, None]
+    per = torch.as_tensor(np.maximum(per_epoch, 1), device=device)
+    row = torch.arange(len(per_epoch), device=device)
+    out = stacked[(t // per).clamp(max=len(epochs) - 1), row, t % per]
+    done = t >= torch.as_tensor(steps, device=device)
+    return torch.where(done[..., None], torch.zeros((), dtype=out.dtype, device=device), out)
+
+
+def batches_per_epoch(task: Task, sizes: Array, least: int) -> Array:
+    """How many mini-batches one pass over each client's examples has."""
+    if task.batch is None:
+        return np.asarray((sizes >= least).astype(np.int64))
+    if task.batch < least:
+        return np.zeros_like(sizes)
+    return np.asarray(sizes // task.batch + (sizes % task.batch >= least))
+
+
+def local_steps(task: Task, sizes: Array, least: int) -> Array:
+    """How many local steps each client has."""
+    per_epoch = batches_per_epoch(task, sizes, least)
+    if task.steps is None:
+        return np.asarray(per_epoch * task.epochs)
+    return np.where(per_epoch > 0, task.steps, 0)
+
+
+def grid(n: int) -> int:
+    """The sizes that stacks are made for: every whole number to 16, then steps of about an eighth, so that at most that much is padding."""
+    if n <= 16:
+        return n
+    step = 1 << (n.bit_length() - 4)
+    return -(-n // step) * step
+
+
+def widths(task: Task, sizes: Array) -> Array:
+    """How wide each client's mini-batches are made in a stack: the batch size, or what holds all of a smaller client's examples.
+
+    Widths come from a short list, because every width is traced anew: the grid where a step takes all examples, else the batch size
+    and its halves.
+    """
+    if task.batch is None:
+        return np.array([grid(int(n)) for n in sizes])
+    out = np.full(len(sizes), task.batch)
+    half = task.batch
+    while half > 1:
+        half = -(-half // 2)
+        out[sizes <= half] = half
+    return out

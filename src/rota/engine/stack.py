@@ -1,0 +1,149 @@
+"""A stack of rows in training: their parameters as one matrix, and the steps that move all of them at once."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx, nn
+
+from rota.engine.schedule import grid
+from rota.engine.trace import Layout, fuse, stack, trace
+from rota.plan import Task
+
+Step = Callable[..., None]
+
+
+class Steps:
+    """One task's local step, traced, for every (rows, width) that comes up. Shared by all stacks of the task."""
+
+    def __init__(self, task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.dtype | None = None) -> None:
+        self.task, self.module, self.x, self.y, self.autocast = task, module, x, y, autocast
+        self.params, self.buffers = Layout.params(module), Layout.buffers(module)
+        self.dtype = next(module.parameters()).dtype
+        self.plain = task.optimizer == "sgd" and task.clip is None and not (task.momentum or task.weight_decay or task.prox)
+        self.lock = threading.Lock()
+        self.traced: dict[int, fx.GraphModule] = {}
+        self.made: dict[tuple[int, int, bool], Step] = {}
+
+    def get(self, rows: int, width: int, fused: bool) -> Step:
+        """The in-place step for that many rows (see `fuse`); a single row has no row axis."""
+        with self.lock:
+            if (rows, width, fused) not in self.made:
+                self.made[rows, width, fused] = self._make(rows, width, fused)
+            return self.made[rows, width, fused]
+
+    def _make(self, rows: int, width: int, fused: bool) -> Step:
+        device = self.x.device
+        if width not in self.traced:
+            pick = torch.arange(width, device=device) % len(self.x)
+            self.traced[width] = trace(self.task, self.module, self.x[pick], self.y[pick], self.autocast)
+        one = copy.deepcopy(self.traced[width])
+        params = self.params.views(torch.empty(rows, self.params.numel, device=device, dtype=self.dtype))
+        if rows == 1:
+            return fuse(one, [p[0] for p in params], len(self.buffers.names), fused)
+        buffers = self.buffers.views(torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype))
+        pick = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        weight = torch.ones(rows, width, device=device, dtype=self.dtype)
+        key, number = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        inputs = [*params, *buffers, self.x[pick], self.y[pick], weight, key, number]
+        return fuse(stack(one, rows, inputs), params, len(buffers), fused)
+
+
+class Stack:
+    """Up to `rows` rows of one task, in training. Row r's parameters are theta[r]; rows with more steps come first."""
+
+    def __init__(self, steps: Steps, rows: int, width: int, fused: bool) -> None:
+        device, dtype = steps.x.device, steps.dtype
+        self.steps, self.rows, self.width, self.fused = steps, rows, width, fused
+        self.theta = torch.zeros(rows, steps.params.numel, device=device, dtype=dtype)
+        self.buffers = torch.zeros(rows, steps.buffers.numel, device=device, dtype=dtype)
+        self.loss = torch.zeros(rows, device=device, dtype=dtype)
+        self.number = torch.zeros(rows, dtype=torch.int64, device=device)  # of the step, for each row alike
+        self.key = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.rate = torch.zeros(rows, device=device, dtype=dtype)
+        self.last = torch.zeros(rows, dtype=torch.int64, device=device)  # how many steps each row has
+        self.prepared: dict[int, tuple[Step, list[Tensor], list[Tensor]]] = {}
+        if not fused:
+            task = steps.task
+            self.start = torch.zeros_like(self.theta)
+            self.gradient = torch.zeros_like(self.theta)
+            self.shift = torch.zeros_like(self.theta)
+            self.first = torch.zeros_like(self.theta) if task.momentum or task.optimizer == "adam" else None
+            self.second = torch.zeros_like(self.theta) if task.optimizer == "adam" else None
+
+    def load(self, theta: Tensor, buffers: Tensor, key: Tensor, steps: Tensor, rate: Tensor, shift: Tensor | None) -> None:
+        """Put rows in place; there may be fewer than the stack holds, and the rest then idle."""
+        n = len(theta)
+        self.last.zero_()
+        self.loss.zero_()
+        self.number.zero_()
+        for mine, given in ((self.theta, theta), (self.buffers, buffers), (self.key, key), (self.rate, rate), (self.last, steps)):
+            mine[:n].copy_(given)
+        if not self.fused:
+            self.start.copy_(self.theta)
+            self.shift.zero_()
+            if shift is not None:
+                self.shift[:n].copy_(shift)
+            for moment in (self.first, self.second):
+                if moment is not None:
+                    moment.zero_()
+
+    def advance(self, rows: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        """One local step of the first `rows` rows on mini-batches [rows, width, ...].
+
+        `weight` [rows, width] is 0 for padding, and for an example 1 / (examples in the batch), times the learning rate if fused.
+        """
+        if rows not in self.prepared:
+            self.prepared[rows] = self._prepare(rows)
+        step, front, back = self.prepared[rows]
+        if rows == 1:
+            x, y, weight = x[0], y[0], weight[0]
+        step(*front, x, y, weight, *back)
+        if not self.fused:
+            self._optimise(rows)
+        self.number += 1
+
+    def _prepare(self, rows: int) -> tuple[Step, list[Tensor], list[Tensor]]:
+        """The step for so many rows, and its arguments before and after the mini-batch: views that stay valid."""
+        theta, buffers, key, number, loss = (v[0] if rows == 1 else v[:rows] for v in (self.theta, self.buffers, self.key, self.number, self.loss))
+        front = [*self.steps.params.views(theta), *self.steps.buffers.views(buffers)]
+        back = [key, number, loss]
+        if not self.fused:
+            back += self.steps.params.views(self.gradient[0] if rows == 1 else self.gradient[:rows])
+        return self.steps.get(rows, self.width, self.fused), front, back
+
+    def _optimise(self, rows: int) -> None:
+        """The local optimisers, on all rows at once; as torch.optim does them. Rows that have finished stay as they are."""
+        task, theta, g = self.steps.task, self.theta[:rows], self.gradient[:rows]
+        if task.prox:
+            g = g + task.prox * (theta - self.start[:rows])
+        if task.clip is not None:
+            g = g * (task.clip / (torch.linalg.vector_norm(g, dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+        g = g + self.shift[:rows]
+        if task.weight_decay:
+            g = g + task.weight_decay * theta
+        if task.optimizer == "adam" and self.first is not None and self.second is not None:
+            first, second = self.first[:rows], self.second[:rows]
+            first.lerp_(g, 0.1)
+            second.mul_(0.999).addcmul_(g, g, value=0.001)
+            t = (self.number[:rows, None] + 1).to(g.dtype)
+            g = (first / (1 - 0.9**t)) / ((second / (1 - 0.999**t)).sqrt() + 1e-8)
+        elif self.first is not None:
+            first = self.first[:rows]
+            first.mul_(task.momentum).add_(g)
+            g = g + task.momentum * first if task.nesterov else first
+        rate = torch.where(self.number[:rows] < self.last[:rows], self.rate[:rows], 0.0)
+        theta.sub_(rate[:, None] * g)
+
+
+def active(steps: list[int]) -> list[int]:
+    """For each step, how many rows of the stack must take part (on the grid); `steps` are the rows' own, most first."""
+    out, rows = [], len(steps)
+    for t in range(steps[0]):
+        while steps[rows - 1] <= t:
+            rows -= 1
+        out.append(min(grid(rows), len(steps)))
+    return out

@@ -1,0 +1,283 @@
+"""One local step as a flat list of operators: traced once from the user's module, with the SGD update fused into it.
+
+`trace` records the operators of a step (forward, loss, backward) for one client with torch's tracer; `stack` makes of that the same
+step for many rows; `fuse` lets the step update its parameters in place: where a gradient is a matrix product a @ b, the
+product is added straight into the weights (addmm_), so that no gradient tensor is ever written or read. The learning rate is
+inside the examples' weights, so it can differ from row to row.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.func import functional_call, grad
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rota.engine import local
+from rota.engine.rules import Rows
+from rota.plan import Task
+
+aten = torch.ops.aten
+
+
+class Unbatchable(Exception):
+    """A module that cannot be traced or stacked: why, naming the part."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a module's tensors lie in the flat vectors of `Weights`."""
+
+    names: list[str]
+    shapes: list[torch.Size]
+
+    @classmethod
+    def params(cls, module: nn.Module) -> Layout:
+        pairs = list(module.named_parameters())
+        return cls([n for n, _ in pairs], [t.shape for _, t in pairs])
+
+    @classmethod
+    def buffers(cls, module: nn.Module) -> Layout:
+        pairs = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        return cls([n for n, _ in pairs], [t.shape for _, t in pairs])
+
+    @property
+    def numel(self) -> int:
+        return sum(shape.numel() for shape in self.shapes)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors as views of a flat vector, or of a matrix with one such vector a row."""
+        pieces = flat.split([shape.numel() for shape in self.shapes], dim=-1)
+        return [piece.view(*flat.shape[:-1], *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+class Functional(local.Dropout):
+    """Beside addressed dropout, makes BatchNorm pure: the batch's statistics count only real examples, and new running ones are noted.
+
+    `mask` is 1 for an example and 0 for padding.
+    """
+
+    def __init__(self, key: Tensor, step: Tensor, mask: Tensor) -> None:
+        super().__init__(key)
+        self.start(step)
+        self.mask = mask
+        self.changed: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training and running_mean is not None:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        dims = [0, *range(2, input.dim())]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        real = self.mask.view(-1, *[1] * (input.dim() - 1)).to(input.dtype)
+        count = (real.sum() * (input[0, 0].numel())).clamp(min=1)
+        mean = (input * real).sum(dims) / count
+        apart = input - mean.view(shape)
+        var = (apart * apart * real).sum(dims) / count
+        if running_mean is not None and running_var is not None:
+            unbiased = var * count / (count - 1).clamp(min=1)
+            pace = momentum * (self.mask.sum() > 0)  # a row that has finished keeps its statistics
+            for running, now in ((running_mean, mean), (running_var, unbiased)):
+                self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace.to(running.dtype))))
+        out = apart * torch.rsqrt(var + eps).view(shape)
+        if weight is not None:
+            out = out * weight.view(shape)
+        return out if bias is None else out + bias.view(shape)
+
+
+@contextmanager
+def _naming_the_part(module: nn.Module) -> Iterator[None]:
+    """Turn any error into one that names the innermost part of the module that was running."""
+    running: list[str] = []
+    names = {part: name for name, part in module.named_modules()}
+
+    def leave(*_: object) -> None:
+        running.pop()
+
+    begin = nn.modules.module.register_module_forward_pre_hook(lambda part, _: running.append(names.get(part, "")))
+    end = nn.modules.module.register_module_forward_hook(leave)
+    try:
+        yield
+    except Exception as error:
+        part = f"'{running[-1]}' ({type(module.get_submodule(running[-1])).__name__})" if running else type(module).__name__
+        raise Unbatchable(f"{part}: {str(error).splitlines()[0]}") from error
+    finally:
+        begin.remove()
+        end.remove()
+
+
+def trace(task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.dtype | None = None) -> fx.GraphModule:
+    """One client's step on a batch like x, y: (*params, *buffers, x, y, weight, key, step) -> (*gradients, *new buffers, loss).
+
+    `weight` [batch] is learning rate / batch size for an example and 0 for padding; the gradients are those of the weighted sum
+    of losses. `key` addresses the row's dropout masks.
+    """
+    params, buffers = Layout.params(module), Layout.buffers(module)
+    others = {n: b for n, b in module.named_buffers() if not b.is_floating_point()}
+    module.train()
+
+    def loss(values: list[Tensor], held: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, key: Tensor, step: Tensor) -> Any:
+        given = {**dict(zip(params.names, values, strict=True)), **dict(zip(buffers.names, held, strict=True))}
+        given |= {name: value.clone() for name, value in others.items()}
+        mode = Functional(key, step, weight != 0)
+        with mode, torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+            outputs = functional_call(module, given, (x,))
+        losses = task.loss(outputs.float() if autocast else outputs, y)
+        total = (losses * weight).sum()
+        new = [next((after for before, after in mode.changed if before is old), old) for old in held]
+        return total, (new, total.detach())
+
+    def step(*flat: Tensor) -> list[Tensor]:
+        n, m = len(params.names), len(params.names) + len(buffers.names)
+        gradients, (new, total) = grad(loss, has_aux=True)([*flat[:n]], [*flat[n:m]], *flat[m:])
+        return [*gradients, *new, total]
+
+    weight = torch.ones(len(y), device=x.device, dtype=next(module.parameters()).dtype)
+    key, number = torch.zeros(2, dtype=torch.int64, device=x.device)  # two tensors: the tracer tells inputs apart by identity
+    values = [p.detach() for p in module.parameters()]
+    held = [b.detach() for b in module.buffers() if b.is_floating_point()]
+    with _naming_the_part(module), _without_onednn():
+        return make_fx(step)(*values, *held, x, y, weight, key, number)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """nn.LSTM and nn.GRU show their products only without oneDNN; switching it warns about an unrelated setting."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def stack(one: fx.GraphModule, rows: int, inputs: list[Tensor]) -> fx.GraphModule:
+    """The same step for many rows: every input has the row axis in front. `inputs` are examples of them."""
+    try:
+        return make_fx(lambda *flat: Rows(one).run_rows(rows, *flat))(*inputs)
+    except Exception as error:
+        raise Unbatchable(str(error).splitlines()[0]) from error
+
+
+SAME_PLACE = {aten.t.default, aten.transpose.int, aten.view.default, aten._unsafe_view.default}
+
+
+def fuse(graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused: bool) -> Callable[..., None]:
+    """The step as a function (*params, *buffers, x, y, weight, key, step, loss, *gradients) -> None that works in place.
+
+    It adds the loss to `loss` and replaces the buffers. With `fused` it subtracts the gradients from the params, and takes no `gradients`;
+    without, it writes the gradients there.
+    """
+    graph = graph_module.graph
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    count = len(params)
+    with graph.inserting_after(nodes[-1]):
+        total = graph.placeholder("loss_sum")
+    places = nodes[:count]
+    if not fused:
+        with graph.inserting_after(total):
+            places = [graph.placeholder(f"gradient_{i}") for i in reversed(range(count))][::-1]
+    with graph.inserting_before(output):
+        graph.call_function(torch.Tensor.add_, (total, results[-1]))
+        for place, result in zip(nodes[count : count + buffers], results[count : count + buffers], strict=True):
+            if result is not place:
+                graph.call_function(torch.Tensor.copy_, (place, result))
+        for place, like, result in zip(places, params, results[:count], strict=True):
+            if not fused:
+                graph.call_function(torch.Tensor.copy_, (place, result))
+                continue
+            product, target = _as_product(graph, result, place, like)
+            if product is None:
+                graph.call_function(torch.Tensor.sub_, (place, result))
+            else:
+                add = torch.Tensor.baddbmm_ if product.target is aten.bmm.default else torch.Tensor.addmm_
+                graph.call_function(add, (target, *product.args), {"alpha": -1})
+    output.args = ((),)
+    _tidy(graph)
+    graph.set_codegen(fx.graph.CodeGen())
+    graph_module.recompile()
+    run: Callable[..., None] = graph_module.forward
+    return run
+
+
+def _as_product(graph: fx.Graph, result: fx.Node, place: fx.Node, like: Tensor) -> tuple[fx.Node | None, Any]:
+    """If a gradient is a matrix product seen through transposes and views: the product, and the parameter seen the same way."""
+    way = []
+    node = result
+    while node.op == "call_function" and node.target in SAME_PLACE:
+        way.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    if node.op != "call_function" or node.target not in (aten.mm.default, aten.bmm.default) or len(node.users) > 1:
+        return None, None
+    seen, target = like, place
+    for step in way:  # undo each view on the parameter's side; where that needs a copy, there is no such place
+        shape = step.args[0].meta["tensor_meta"].shape  # type: ignore[union-attr]
+        if step.target is aten.t.default:
+            seen, target = seen.t(), graph.call_function(torch.t, (target,))
+        elif step.target is aten.transpose.int:
+            seen, target = seen.transpose(*step.args[1:]), graph.call_function(torch.transpose, (target, *step.args[1:]))  # type: ignore[arg-type]
+        else:
+            try:
+                seen = seen.view(shape)
+            except RuntimeError:
+                return None, None
+            target = graph.call_function(torch.Tensor.view, (target, list(shape)))
+    return node, target
+
+
+CHANGES = {torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.copy_, torch.Tensor.baddbmm_, torch.Tensor.addmm_}
+DIRECT = {  # the same operators by their direct bindings, which cost a third of the call through torch.ops
+    aten.mm.default: torch.mm,
+    aten.bmm.default: torch.bmm,
+    aten.t.default: torch.t,
+    aten.addmm.default: torch.addmm,
+    aten.baddbmm.default: torch.baddbmm,
+    aten.relu.default: torch.relu,
+    aten.transpose.int: torch.transpose,
+    aten.view.default: torch.Tensor.view,
+    aten.mul.Tensor: torch.mul,
+    aten.add.Tensor: torch.add,
+    aten.sub.Tensor: torch.sub,
+    aten.sum.dim_IntList: torch.sum,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.sigmoid.default: torch.sigmoid,
+    aten.tanh.default: torch.tanh,
+    aten.neg.default: torch.neg,
+    aten.permute.default: torch.permute,
+}
+
+
+def _tidy(graph: fx.Graph) -> None:
+    """Cancel double transposes, drop what nobody uses, call operators directly."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
+            inner = node.args[0]
+            if inner.op == "call_function" and inner.target is node.target and inner.args[1:] == node.args[1:]:
+                node.replace_all_uses_with(inner.args[0])
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and node.target not in CHANGES:
+            graph.erase_node(node)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.target = DIRECT.get(node.target, node.target)

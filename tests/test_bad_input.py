@@ -1,0 +1,352 @@
+"""Bad input: every mistake is one clear sentence and status 2, before anything is trained or written."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from conftest import federation, linear
+from test_cli import Outcome, call
+from torch import nn
+
+import rota
+from rota.data import files
+from rota.engine import Devices
+from rota.errors import BadInput
+from rota.estimate import Adam, Sgd
+from rota.plan import Task
+
+
+def refused(outcome: Outcome, *parts: str) -> None:
+    """Status 2, nothing on standard output, and one line that has all the parts."""
+    assert (outcome.status, outcome.out) == (2, "")
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("rota: ")
+    for part in parts:
+        assert part in line
+
+
+MISTAKES = {
+    # the words
+    "rnu": "no such command 'rnu'. Did you mean 'run'?",
+    "run": "missing argument 'RECIPE' (see rota run --help)",
+    "run a b": "unexpected extra argument",
+    "run fedavg-digits --enigne auto": "unknown option --enigne: did you mean '--engine'?",
+    "run fedavg-digits --out": "option '--out' requires an argument",
+    "run fedavg-digits --engine seqential": "did you mean 'sequential'? (see rota run --help)",
+    "run fedavg-digits --device gpu": "invalid value for '--device': 'gpu' is not one of auto, cpu, cuda",
+    "run fedavg-digits --resume": "--resume needs --out",
+    "list modles": "unknown kind 'modles': did you mean 'models'?",
+    "reproduce gdbound": "unknown reproduction 'gdbound': did you mean 'gd-bound'?",
+    "report": "missing argument",
+    # recipes
+    "run fedavg-digit": "unknown recipe 'fedavg-digit': did you mean 'fedavg-digits'?",
+    "run nothing.toml": "there is no recipe file nothing.toml",
+    "run broken.toml": "broken.toml is not valid TOML: ",
+    "run bytes.toml": "cannot read the recipe bytes.toml ('utf-8' codec",
+    "run folder.toml": "folder.toml is a folder, not a recipe",
+    "run finished": "finished is a folder: did you mean finished/config.toml?",
+    "run empty.toml": "the recipe has no [[task]]: give at least one, with its data and model",
+    "run notask.toml": "'task' is 5, but it takes a table of options",
+    "run nodata.toml": "'task.data' is missing: name one of digits, ",
+    "run both.toml": "the recipe has 'sampler.fraction' and 'sampler.budget': leave one of them out",
+    # keys
+    "run fedavg-digits --set rounds": "--set takes key=value, for example --set task.lr=0.05, and got 'rounds'",
+    "run fedavg-digits --set =3": "--set takes key=value",
+    "run fedavg-digits --set task.5.lr=1": "there is no key 'task.5.lr': the recipe has 1 [[task]], numbered from 0",
+    "run fedavg-digits --set rounds.x=1": "there is no key 'rounds.x': 'rounds' is 100, not a table",
+    "run fedavg-digits --set rounds.x.y=1": "there is no key 'rounds.x.y'",
+    "run fedavg-digits --set sampelr=full": "unknown key 'sampelr': did you mean 'sampler'?",
+    "run fedavg-digits --set task.learning_rate=1": "unknown key 'task.learning_rate': known: batch, data, ",
+    "run fedavg-digits --set task.bach=1": "unknown key 'task.bach': did you mean 'batch'?",
+    "run fedavg-digits --set sampler.bugdet=1": "unknown key 'sampler.bugdet': did you mean 'budget'?",
+    "run fedavg-digits --set estimator.lr=1": "unknown key 'estimator.lr': estimator has no options",
+    "run fedavg-digits --set devices.gflop=1": "unknown key 'devices.gflop': did you mean 'gflops'?",
+    "run fedavg-digits --set sampler=unifrom": "unknown sampler 'unifrom': did you mean 'uniform'?",
+    "run fedavg-digits --set estimator=fedavgg": "unknown estimator 'fedavgg': did you mean 'fedavg'?",
+    "run fedavg-digits --set task.model=two_n": "unknown model 'two_n': did you mean 'two_nn'?",
+    "run fedavg-digits --set task.data=minst": "unknown data 'minst': did you mean 'mnist'?",
+    "run fedavg-digits --set task.partition=shard": "unknown partition 'shard': did you mean 'shards'?",
+    "run heart-hospitals --set sampler.fraction=0.5": "unknown key 'sampler.fraction': sampler has no options",
+    # types
+    "run fedavg-digits --set rounds=many": "'rounds' is 'many', but it takes a whole number",
+    "run fedavg-digits --set rounds=1.5": "'rounds' is 1.5, but it takes a whole number",
+    "run fedavg-digits --set seed=true": "'seed' is true, but it takes a whole number",
+    "run fedavg-digits --set task.lr=nan": "'task.lr' is nan, but it takes a number",
+    "run fedavg-digits --set task.batch=half": "'task.batch' is 'half', but it takes a whole number or \"all\"",
+    "run fedavg-digits --set sampler=5": "'sampler' is 5, but it takes a name, or a table with a name and options; known: uniform, full",
+    "run fedavg-digits --set devices=5": "'devices' is 5, but it takes a table of options",
+    "run fedavg-digits --set sampler.procedure=fxed": "'sampler.procedure' is 'fxed', but it takes one of 'fixed', 'independent'",
+    "run fedavg-digits --set task.data.matched_test=1": "'task.data.matched_test' is 1, but it takes true or false",
+    "run fedavg-digits --set task.data=folder": "'task.data.path' is missing: it takes a text or a path",
+    # numbers
+    "run fedavg-digits --set rounds=0": "rounds is 0: it must be at least 1",
+    "run fedavg-digits --set evaluate=0": "evaluate is 0: it must be at least 1",
+    "run fedavg-digits --set target=97": "target is 97: it must be an accuracy above 0 and up to 1 (97 % is 0.97)",
+    "run fedavg-digits --set task.lr=0": "task.lr is 0.0: it must be above 0",
+    "run fedavg-digits --set task.batch=0": "task.batch is 0: it must be at least 1",
+    "run fedavg-digits --set task.prox=-1": "task.prox is -1.0: it must be at least 0",
+    "run fedavg-digits --set sampler.fraction=1.5": "'sampler.fraction' is 1.5, but it takes a share of the clients from 0 (one client) to 1",
+    "run fedavg-digits --set sampler.budget=21": "sampler.budget is 21 clients a round, but there are 20: give a number from 1 to 20",
+    "run fedavg-digits --set sampler.budget=0": "sampler.budget is 0 clients a round",
+    "run fedavg-digits --set devices.gflops=0": "devices.gflops is 0.0: it must be above 0",
+    "run fedavg-digits --set server.lr=-1": "server: Invalid learning rate: -1",
+    "run fedavg-digits --set task.partition.clients=0": "clients is 0, but it must be a whole number from 1 on",
+    "run fedavg-digits --set task.partition.clients=5000": "lower clients",
+    # parts that do not go together
+    "run fedavg-digits --set task.model=kvib_cnn": "kvib_cnn takes images from ",
+    "run fedavg-digits --set task.model=lstm_shakespeare": "model",
+    "run fedavg-digits --set task.partition=natural": "these data have no natural clients; use iid, shards or dirichlet",
+    "run fedavg-digits --set task.data=synthetic": "'task.partition' is given, but the data 'synthetic' come with their own clients",
+    "run fedavg-digits --set task.data=folder --set task.partition= --set task.data.path=nowhere": "nowhere is not a folder",
+    # comparisons
+    "compare fedavg-digits --out x": "missing option '--vary'",
+    "compare fedavg-digits --vary task.lr=1": "missing option '--out'",
+    "compare fedavg-digits --out x --vary sampler": "--vary takes key=value,value,..., for example --vary sampler=full,uniform, and got 'sampler'",
+    "compare fedavg-digits --out x --vary sampler=": "--vary takes key=value,value,...",
+    "compare fedavg-digits --out x --vary task.lr=0.1,0.10": "--vary gives the run '0.1-seed0' twice: leave one of the values out",
+    "compare fedavg-digits --out x --vary sampler=full,unifrom": "unknown sampler 'unifrom': did you mean 'uniform'?",
+    "compare fedavg-digits --out x --vary task.lr=0.1,-1": "task.lr is -1.0: it must be above 0",
+    "compare fedavg-digits --out x --vary task.lr=0.1 --seeds 0": "--seeds is 0: it must be at least 1",
+    "compare fedavg-digits --out x --vary task.lr=0.1 --seeds some": "invalid value for '--seeds'",
+    "compare fedavg-digits --out x --vary seed=a,b": "'seed' is 'a', but it takes a whole number",
+    "compare fedavg-digits --out x --vary task.lr=0.1 --resume": "there is no comparison to resume in x",
+    # folders
+    "run fedavg-digits --out finished": "the output folder finished is already in use: add --resume to go on with it, or choose another --out",
+    "run fedavg-digits --out busy": "the output folder busy is already in use: choose another --out",
+    "run fedavg-digits --out broken.toml": "the output folder broken.toml is a file: choose another --out",
+    "run fedavg-digits --out broken.toml/below": "cannot write to the output folder broken.toml/below (Not a directory): choose another --out",
+    "run fedavg-digits --out /proc/rota": "cannot write to the output folder /proc/rota (No such file or directory): choose another --out",
+    "run fedavg-digits --out nothing --resume": "there is no run to resume in nothing: leave --resume out to start one there",
+    "run fedavg-digits --out busy --resume": "there is no run to resume in busy",
+    "run finished/config.toml --out finished --resume --set task.lr=0.5": "(task.0.lr is 0.1 there and 0.5 here): resume it with its own",
+    "run finished/config.toml --out finished --resume --set target=0.5": "(target is not set there and 0.5 here)",
+    "run fedavg-digits --out damaged --resume": "damaged/config.toml is not valid TOML: ",
+    "report nothing": "nothing is not a run folder and holds none: name a folder that has a config.toml in it",
+    "report busy": "busy is not a run folder and holds none",
+    "report damaged": "cannot read",
+    "report finished --out broken.toml/page.html": "cannot write the report to broken.toml/page.html (",
+    "reproduce gd-bound --out broken.toml/below": "cannot write to the output folder broken.toml/below (Not a directory): choose another --out",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything in it that the mistakes are made with."""
+    here = tmp_path_factory.mktemp("mistakes")
+    (here / "broken.toml").write_text("rounds = = 3\n")
+    (here / "bytes.toml").write_bytes(b"summary = '\xff\xfe'\n")
+    (here / "empty.toml").write_text("")
+    (here / "notask.toml").write_text("task = 5\n")
+    (here / "nodata.toml").write_text("[[task]]\nmodel = 'two_nn'\n")
+    (here / "both.toml").write_text("[sampler]\nbudget = 3\nfraction = 0.1\n[[task]]\ndata = 'digits'\nmodel = 'two_nn'\n")
+    for folder in ("folder.toml", "busy", "damaged"):
+        (here / folder).mkdir()
+    (here / "busy" / "notes.txt").write_text("mine")
+    (here / "damaged" / "config.toml").write_text("rounds = ")
+    assert call("run", "fedavg-digits", "--set", "rounds=1", "--out", here / "finished").status == 0
+    return here
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_every_mistake_is_one_sentence(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    refused(call(*command.split()), MISTAKES[command])
+    assert sorted(place.rglob("*")) == before, "a refused command leaves nothing behind"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    refused(call("run", "fedavg-digits", "--device", "cuda", "--out", tmp_path / "a"), "device is 'cuda', but torch sees no GPU here")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", deny)
+    with pytest.raises(BadInput, match=r"cannot use the output folder .*/a \(Permission denied\): choose another --out"):
+        rota_cli_check(tmp_path / "a")
+
+
+def rota_cli_check(folder: Path) -> None:
+    from rota.cli import _check_folder
+
+    _check_folder({}, folder, resume=False)
+
+
+def test_missing_data_without_a_network_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise URLError(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
+
+    monkeypatch.setenv("ROTA_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(files, "urlopen", unreachable)
+    outcome = call("run", "fedavg-mnist", "--out", tmp_path / "a")
+    refused(outcome, "mnist is not on this machine", "$ROTA_DATA/mnist", "or use the data 'digits' or 'synthetic', which need no files")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_rota_data_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROTA_DATA", str(tmp_path / "nowhere"))
+    refused(call("run", "fedavg-mnist", "--out", tmp_path / "a"), "ROTA_DATA is", "which is not a folder")
+
+
+# --- the user's own data, through a recipe
+
+
+def write_clients(folder: Path, change: Callable[[list[dict[str, np.ndarray]]], None]) -> None:
+    generator = np.random.default_rng(0)
+    clients = [
+        {
+            "x": generator.normal(size=(5, 4)).astype(np.float32),
+            "y": np.arange(5) % 3,
+            "x_test": np.ones((2, 4), np.float32),
+            "y_test": np.ones(2, int),
+        }
+        for _ in range(4)
+    ]
+    change(clients)
+    folder.mkdir()
+    for number, arrays in enumerate(clients):
+        np.savez(folder / f"{number}.npz", **arrays)
+
+
+def a_nan(clients: list[dict[str, np.ndarray]]) -> None:
+    clients[2]["x"][3, 1] = np.nan
+
+
+def no_rows(clients: list[dict[str, np.ndarray]]) -> None:
+    clients[1] |= {"x": np.zeros((0, 4), np.float32), "y": np.zeros(0, int)}
+
+
+def another_shape(clients: list[dict[str, np.ndarray]]) -> None:
+    clients[3]["x"] = np.ones((5, 6), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "setting", "parts"),
+    [
+        (a_nan, "rounds=1", ("2.npz", "NaN")),
+        (no_rows, "rounds=1", ("1.npz", "at least one")),
+        (another_shape, "rounds=1", ("3.npz", "shape")),
+        (lambda clients: None, "task.data.classes=2", ("data 'clients': train label outside 0..1 at client 0, row 2 and in 3 more rows",)),
+        (lambda clients: None, "task.model=cnn", ("cnn takes images of shape (channels, height, width), not examples of shape (4,)",)),
+    ],
+    ids=["nan", "empty client", "shape", "labels", "model"],
+)
+def test_own_files(tmp_path: Path, change: Callable[[list[dict[str, np.ndarray]]], None], setting: str, parts: tuple[str, ...]) -> None:
+    write_clients(tmp_path / "clients", change)
+    (tmp_path / "own.toml").write_text(
+        f"[sampler]\nname = 'full'\n[[task]]\ndata = {{ name = 'folder', path = {json.dumps(str(tmp_path / 'clients'))} }}\nmodel = 'logistic'\n"
+    )
+    refused(call("run", tmp_path / "own.toml", "--set", setting, "--out", tmp_path / "a"), *parts)
+
+
+def test_own_files_that_are_right_run(tmp_path: Path) -> None:
+    write_clients(tmp_path / "clients", lambda clients: None)
+    words = [
+        "task.data=folder",
+        f"task.data.path={tmp_path / 'clients'}",
+        "task.partition=",
+        "task.model=logistic",
+        "sampler=full",
+        "rounds=1",
+    ]
+    settings = [word for setting in words for word in ("--set", setting)]
+    outcome = call("run", "fedavg-digits", *settings, "--out", tmp_path / "a")
+    assert outcome.status == 0, outcome.err
+
+
+# --- the same from Python: rota.run raises BadInput
+
+
+def spoilt(part: str, what: str, row: int, value: float) -> Task:
+    """A task of six clients (5, 12, 20, ... examples) with one bad number in its data."""
+    data = federation([5, 12, 20, 31, 8, 17])
+    piece = getattr(data, part)
+    values = getattr(piece, what).clone()
+    values[row] = value
+    return Task(linear, replace(data, **{part: replace(piece, **{what: values})}))
+
+
+def task(**more: object) -> Task:
+    return Task(**{"model": linear, "data": federation([5, 12, 20]), **more})  # type: ignore[arg-type]
+
+
+class Pair(nn.Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:  # type: ignore[override]
+        return super().forward(x), 0
+
+
+def frozen(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return linear(shape, classes).requires_grad_(False)
+
+
+def failing(shape: tuple[int, ...], classes: int) -> nn.Module:
+    raise KeyError("width")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "more", "sentence"),
+    [
+        ([], {}, "there is no task: give at least one"),
+        ([spoilt("train", "x", 7, np.nan)], {}, "data 'blobs': train x is NaN or infinite at client 1, row 2: mend or remove it"),
+        ([spoilt("train", "x", slice(17, 19), np.inf)], {}, "train x is NaN or infinite at client 2, row 0 and in 1 more rows: mend"),
+        ([spoilt("test", "x", 5, np.nan)], {}, "test x is NaN or infinite at row 5: mend"),
+        ([spoilt("train", "y", 4, 3)], {}, "data 'blobs': train label outside 0..2 at client 0, row 4: mend or remove it"),
+        ([spoilt("train", "y", 4, -1)], {}, "train label outside 0..2 at client 0, row 4"),
+        ([spoilt("test", "y", 0, 9)], {}, "test label outside 0..2 at row 0"),
+        (
+            [task(data=federation([5, 0, 20, 0]))],
+            {},
+            "client 1 has no training examples (2 of 4 clients have none): leave such clients out",
+        ),
+        ([task(), task(data=federation([5, 12]))], {}, "the tasks have 3, 2 clients: all tasks of a run must have the same clients"),
+        ([task(name="a"), task(name="a-0"), task(name="a")], {}, "two tasks share the name 'a-0'"),
+        ([task(model=lambda: nn.Linear(5, 3))], {}, "task 'blobs': the model does not fit examples of shape (4,): mat1 and mat2 shapes"),
+        ([task(model=failing)], {}, "task 'blobs': the model does not fit examples of shape (4,): 'width'"),
+        ([task(model=lambda: nn.Linear(4, 2))], {}, "task 'blobs': the model has 2 outputs but the data have 3 classes"),
+        ([task(model=lambda: Pair(4, 3))], {}, "task 'blobs': the model gives a tuple: it must give one tensor"),
+        ([task(model=frozen)], {}, "task 'blobs': the model has no parameters to train"),
+        ([task(loss=nn.CrossEntropyLoss())], {}, "the loss must give one number an example, shape (2,), and gives ()"),
+        ([task(loss=lambda outputs, targets: outputs @ targets)], {}, "task 'blobs': the loss does not take the model's outputs"),
+        ([task(lr=0.0)], {}, "task 'blobs': lr is 0.0: it must be above 0"),
+        ([task(lr=float("nan"))], {}, "task 'blobs': lr is nan: it must be above 0"),
+        ([task(epochs=0)], {}, "task 'blobs': epochs is 0: it must be at least 1"),
+        ([task(steps=0)], {}, "task 'blobs': steps is 0: it must be at least 1"),
+        ([task(prox=-0.1)], {}, "task 'blobs': prox is -0.1: it must be at least 0"),
+        ([task()], {"rounds": 0}, "rounds is 0: it must be at least 1"),
+        ([task()], {"target": 97}, "target is 97: it must be an accuracy above 0 and up to 1 (97 % is 0.97)"),
+        ([task()], {"sampler": rota.sampling.Uniform(budget=4)}, "sampler.budget is 4 clients a round, but there are 3"),
+        ([task()], {"devices": Devices(mbps=-1)}, "devices.mbps is -1: it must be above 0"),
+        ([task()], {"devices": Devices(spread=-1)}, "devices.spread is -1: it must be at least 0"),
+        ([task()], {"server": Sgd(lr=-1)}, "server: Invalid learning rate: -1"),
+        ([task()], {"server": Adam(beta1=2)}, "server: Invalid beta parameter"),
+        ([task()], {"engine": "seqential"}, "unknown engine 'seqential': did you mean 'sequential'?"),
+        ([task()], {"device": "gpu"}, "unknown device 'gpu'"),
+        ([task()], {"out": os.devnull}, "the output folder /dev/null is a file"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_in_python(tasks: list[Task], more: dict[str, object], sentence: str) -> None:
+    with pytest.raises(BadInput) as mistake:
+        rota.run(tasks, **{"rounds": 1, "sampler": rota.sampling.Full(), **more})  # type: ignore[arg-type]
+    assert str(mistake.value).startswith(sentence) or sentence in str(mistake.value)
+    assert "\n" not in str(mistake.value)
+
+
+def test_a_score_of_ones_own_may_have_any_target() -> None:
+    points = task(score=lambda outputs, targets: 100.0 * (outputs.argmax(-1) == targets))
+    assert rota.run([points], rota.sampling.Full(), rounds=30, target=60).summary["rounds"] < 30

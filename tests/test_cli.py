@@ -1,0 +1,402 @@
+"""The command line: what it prints where, its statuses, progress, completion, and Ctrl-C with a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import rota
+from rota import cli, progress, recipe, registry, reproduce
+from rota.reproduce import Result, over_seeds
+
+PROGRAM = Path(sys.executable).with_name("rota")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+COMMANDS = ["run", "list", "compare", "report", "reproduce", "doctor"]
+SMALL = ("fedavg-digits", "--set", "rounds=2")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+def call(*words: object) -> Outcome:
+    """One command, in this process."""
+    arguments = [str(word) for word in words]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", ["rota", *arguments]):
+        status = cli._status(arguments)
+    return Outcome(status, out.getvalue(), err.getvalue())
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run's folder."""
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    outcome = call("run", *SMALL, "--out", folder)
+    assert outcome.status == 0, outcome.err
+    return folder
+
+
+def test_a_run_says_how_it_ended_and_where_its_report_is(done: Path) -> None:
+    outcome = call("run", *SMALL, "--out", done, "--resume")
+    result, report = outcome.out.splitlines()
+    last = lines(done)[-1]
+    assert outcome.status == 0
+    assert result == f"accuracy {last['accuracy']:.2%}, loss {last['loss']:.4f} after 2 rounds"
+    assert report == f"report: {done / 'report.html'}"
+    assert (done / "report.html").read_text().startswith("<!doctype html>")
+    assert {"config.toml", "rounds.jsonl", "summary.json", "checkpoint", "report.html"} <= {path.name for path in done.iterdir()}
+
+
+def test_json_is_alone_on_standard_output(tmp_path: Path) -> None:
+    outcome = call("run", *SMALL, "--out", tmp_path / "a", "--json")
+    summary = json.loads(outcome.out)
+    assert outcome.status == 0
+    assert summary["rounds"] == 2
+    assert summary["folder"] == str(tmp_path / "a")
+    assert summary["accuracy"] == json.loads((tmp_path / "a" / "summary.json").read_text())["accuracy"]
+    assert "round 2/2" in outcome.err
+
+
+def test_numbers_that_json_does_not_have_become_null(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._print_json({"loss": float("nan"), "bound": [float("inf"), 1.5], "name": "NaN"})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "bound": [None, 1.5], "name": "NaN"}
+
+
+def test_a_run_without_out_gets_a_folder_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("run", *SMALL).status == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"fedavg-digits-\d{8}-\d{6}", folder.name)
+    assert call("run", folder / "config.toml").status == 0
+    assert len(list((tmp_path / "runs").glob(f"{folder.name}-*"))) == 1
+
+
+def test_no_arguments_is_a_question_for_help() -> None:
+    assert call("--help").out.startswith("Usage: rota")
+    with mock.patch.object(sys, "argv", ["rota"]), mock.patch.object(cli.signal, "signal"), pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS)], ids=lambda words: " ".join(words) or "rota")
+def test_help_fits_80_columns_and_keeps_its_examples_apart(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = call(*command, "-h")
+    text = outcome.out.splitlines()
+    assert outcome.status == 0
+    assert outcome.err == ""
+    assert max(map(len, text)) <= 80
+    if not command:
+        assert all(any(line.startswith(f"  {name} ") for line in text) for name in COMMANDS)
+        assert "..." not in outcome.out.replace("[ARGS]...", "")  # no summary is cut off
+        return
+    start = text.index("  Examples:") + 1
+    examples = text[start : text.index("", start)]
+    assert examples
+    for example in examples:
+        program, name, *_ = shlex.split(example)
+        assert (program, name) == ("rota", *command)
+
+
+@pytest.mark.parametrize(
+    ("words", "current", "offered"),
+    [
+        ("rota run fed", "fed", {"fedavg-digits", "fedavg-mnist", "fedprox-synthetic"}),
+        ("rota compare heart", "heart", {"heart-hospitals"}),
+        ("rota list samp", "samp", {"samplers"}),
+        ("rota reproduce gd", "gd", {"gd-bound"}),
+        ("rota run fedavg-digits --engine seq", "seq", {"sequential"}),
+        ("rota comp", "comp", {"compare"}),
+    ],
+)
+def test_the_shell_completes(words: str, current: str, offered: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_ROTA_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+        cli._status([])
+    assert ended.value.code == 0
+    found = set(out.getvalue().split())
+    assert offered <= found
+    assert all(word.startswith(current) for word in found)
+
+
+def test_completion_works_in_a_process_of_its_own() -> None:
+    more = {"_ROTA_COMPLETE": "complete_bash", "COMP_WORDS": "rota run fedp", "COMP_CWORD": "2"}
+    done = subprocess.run([PROGRAM], env=ENVIRONMENT | more, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout.split(), done.stderr) == (["fedprox-synthetic"], "")
+
+
+def test_list_names_every_member_of_every_kind() -> None:
+    tables = json.loads(call("list", "--json").out)
+    assert list(tables) == ["recipes", *registry.KINDS]
+    assert [entry["name"] for entry in tables["recipes"]] == recipe.names()
+    for kind, members in registry.KINDS.items():
+        assert [entry["name"] for entry in tables[kind]] == list(members)
+        assert json.loads(call("list", kind, "--json").out) == tables[kind]
+    assert all(entry["summary"] for entries in tables.values() for entry in entries)
+    budget = {entry["name"]: entry["options"] for entry in tables["samplers"]}
+    assert "budget" in budget["uniform"]
+    text = call("list", "samplers").out
+    assert text.startswith("samplers\n  uniform  Every client equally likely")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{shlex.quote(str(PROGRAM))} list | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "recipes\n0\n"
+    assert done.stderr == ""
+
+
+def test_progress_that_nobody_reads_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    with contextlib.redirect_stderr(Closed()):
+        assert cli._status(["run", *SMALL, "--out", str(tmp_path / "a"), "--json"]) == 0
+
+
+def test_doctor_says_what_is_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = json.loads(call("doctor", "--json").out)
+    assert found["packages"]["rota"] == rota.__version__
+    assert found["data"]["digits"] == "at hand"
+    assert call("doctor").out.startswith("machine\n")
+    monkeypatch.setenv("ROTA_DATA", str(tmp_path / "nowhere"))
+    outcome = call("doctor")  # a doctor examines; that something is wrong is its result
+    assert outcome.status == 0
+    assert "nowhere, which is not a folder" in outcome.out
+
+
+# --- report
+
+
+@pytest.mark.parametrize("state", ["half a line", "no summary", "no rounds"])
+def test_a_run_that_was_cut_off_can_be_reported_on(done: Path, tmp_path: Path, state: str) -> None:
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    for name in ("config.toml", "data.json", "rounds.jsonl"):
+        (folder / name).write_bytes((done / name).read_bytes())
+    if state == "half a line":
+        text = (folder / "rounds.jsonl").read_text()
+        (folder / "rounds.jsonl").write_text(text[:-20])
+    if state == "no rounds":
+        (folder / "rounds.jsonl").unlink()
+    outcome = call("report", folder)
+    assert (outcome.status, outcome.out) == (0, f"{folder / 'report.html'}\n"), outcome.err
+    assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_report_of_several_folders_goes_where_it_is_told(done: Path, tmp_path: Path) -> None:
+    outcome = call("report", done, done.parent, "--out", tmp_path / "both.html")
+    assert (outcome.status, outcome.out) == (0, f"{tmp_path / 'both.html'}\n"), outcome.err
+    assert (tmp_path / "both.html").exists()
+
+
+# --- reproduce
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reproduction that takes no time."""
+
+    def small(quick: bool) -> Result:
+        """Two numbers of nobody's paper."""
+        rows = [over_seeds("rounds to 97 %", 87, [80, 90, 85]), over_seeds("accuracy", None, [0.5] if quick else [0.5, 0.7])]
+        return Result("planted", "Planted", "Some text.", rows, checks={"it works": True, "it flies": False}, quick=quick)
+
+    monkeypatch.setitem(reproduce.REPRODUCTIONS, "planted", small)
+
+
+@pytest.mark.usefixtures("planted")
+def test_reproduce_prints_paper_against_measured(tmp_path: Path) -> None:
+    outcome = call("reproduce", "planted", "--out", tmp_path)
+    table = [re.split(r"\s{2,}", line.strip()) for line in outcome.out.splitlines()]
+    assert outcome.status == 0
+    assert table[0] == ["paper", "measured", "low", "high", "seeds", "quantity"]
+    assert table[1] == ["87", "85", "80", "90", "3", "rounds to 97 %"]
+    assert table[2] == ["-", "0.6", "0.5", "0.7", "2", "accuracy"]
+    assert outcome.out.splitlines()[3:] == ["yes: it works", "NO: it flies", f"page: {tmp_path / 'planted.md'}"]
+    assert (tmp_path / "planted.md").exists()
+
+
+@pytest.mark.usefixtures("planted")
+def test_reproduce_prints_json_for_machines(tmp_path: Path) -> None:
+    outcome = call("reproduce", "planted", "--quick", "--json", "--out", tmp_path)
+    assert json.loads(outcome.out) == [
+        {"quantity": "rounds to 97 %", "paper": 87, "measured": 85.0, "low": 80.0, "high": 90.0, "seeds": 3},
+        {"quantity": "accuracy", "paper": None, "measured": 0.5, "low": 0.5, "high": 0.5, "seeds": 1},
+    ]
+    listed = json.loads(call("reproduce", "--json").out)
+    assert {"name": "planted", "summary": "Two numbers of nobody's paper."} in listed
+    assert {entry["name"] for entry in listed} == set(reproduce.REPRODUCTIONS)
+    assert "planted   Two numbers" in call("reproduce").out
+
+
+# --- progress
+
+
+def record(round_: int, accuracy: float | None = 0.5, failures: int = 0) -> dict[str, object]:
+    loss = None if accuracy is None else 1.25
+    return {"round": round_, "accuracy": accuracy, "loss": loss, "cohort": {"a": [1, 2]}, "failures": [{}] * failures}
+
+
+def test_plain_progress_counts_the_time_left_from_what_this_process_did(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.rounds("title", 100) as watch:
+        for round_ in range(51, 101):  # resumed at round 50; a second a round, and 3 more for the first
+            now += 4 if round_ == 51 else 1
+            watch(record(round_, None if round_ % 2 else 0.5, failures=round_ == 53))
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "title: round 51/100  2 clients"
+    assert shown[1] == "title: round 53/100  accuracy 50.00%  loss 1.2500  2 clients, 1 failed  47 s left"
+    assert shown[-1] == "title: round 100/100  accuracy 50.00%  loss 1.2500  2 clients"
+    assert len(shown) == 26  # every two seconds, and the last
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5900, "98 min"), (6060, "1 h 41 min")])
+def test_durations_in_words(seconds: float, words: str) -> None:
+    assert progress.duration(seconds) == words
+
+
+def test_waiting_says_so_only_once_it_takes_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with progress.waiting("thinking"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    with progress.waiting("thinking"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "thinking ...\n"
+
+
+def on_a_terminal(columns: int, *words: object) -> tuple[int, list[str]]:
+    """Run a command with a terminal for its output: its status, and the lines that were shown one over the other."""
+    child, terminal = pty.fork()
+    if child == 0:  # pragma: no cover
+        os.execve(words[0], [str(word) for word in words], ENVIRONMENT)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown = b""
+    with contextlib.suppress(OSError):
+        while block := os.read(terminal, 4096):
+            shown += block
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    return os.waitstatus_to_exitcode(status), [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_person_at_a_terminal_sees_the_rounds_go_by(tmp_path: Path) -> None:
+    status, shown = on_a_terminal(80, PROGRAM, "run", "fedavg-digits", "--set", "rounds=30", "--out", tmp_path / "a")
+    assert status == 0
+    assert shown[0] == "loading the data ..."
+    assert shown[-1] == f"report: {tmp_path / 'a' / 'report.html'}"
+    live = [line for line in shown if line.startswith("fedavg-digits round")]
+    assert any(re.fullmatch(r"fedavg-digits round \d+/30 accuracy [\d.]+%  loss [\d.]+  5 clients \d+ s left", line) for line in live)
+    assert re.fullmatch(r"fedavg-digits round 30/30 accuracy [\d.]+%  loss [\d.]+  5 clients", live[-1])
+    assert max(map(len, live)) <= 80
+
+
+# --- failure and interruption
+
+
+def test_a_run_that_fails_says_what_where_and_how_to_resume(tmp_path: Path) -> None:
+    outcome = call("run", *SMALL, "--set", "task.lr=1e30", "--out", tmp_path / "a b", "--device", "cpu")
+    what, again = outcome.err.splitlines()[-2:]
+    assert outcome.status == 1
+    assert outcome.out == ""
+    assert re.match(r"rota: the run failed: FloatingPointError: round 1: no client's update could be used .*\(loop.py, line \d+\)", what)
+    assert again == f"rota: to resume: rota run '{tmp_path}/a b/config.toml' --out '{tmp_path}/a b' --device cpu --resume"
+    assert "Traceback" not in outcome.err
+
+
+def test_an_unforeseen_error_is_a_sentence_or_a_traceback_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "names", lambda: 1 / 0)
+    outcome = call("list", "recipes")
+    assert outcome.status == 1
+    assert re.fullmatch(
+        r"rota: it failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\); set ROTA_DEBUG=1 for .*\n", outcome.err
+    )
+    monkeypatch.setenv("ROTA_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli._status(["list", "recipes"])
+
+
+def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(config: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe, "build", stop)
+    outcome = call("run", *SMALL, "--out", tmp_path / "a")
+    assert (outcome.status, outcome.out, outcome.err) == (130, "", "rota: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_an_interrupted_run_prints_the_line_that_finishes_it(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "a"
+    settings = ["rounds=300", "evaluate=100", "sampler.budget=2", "task.steps=3"]
+    options = [*(word for setting in settings for word in ("--set", setting)), "--device", "cpu"]
+    process = subprocess.Popen(
+        [PROGRAM, "run", "fedavg-digits", *options, "--out", folder],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (folder / "rounds.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert out == ""
+    said, again = err.splitlines()[-2:]
+    assert said == "rota: interrupted; the checkpoint is written"
+    assert again == f"rota: to resume: rota run {folder}/config.toml --out {folder} --device cpu --resume"
+    so_far = lines(folder)
+    assert 1 <= len(so_far) < 300
+    assert (folder / "checkpoint" / f"{len(so_far):08d}").is_dir()
+
+    finished = call(*shlex.split(again.partition("to resume: ")[2])[1:])
+    assert finished.status == 0, finished.err
+    assert "after 300 rounds" in finished.out
+    assert lines(folder)[: len(so_far)] == so_far
+    if number == signal.SIGINT:  # as if nothing had happened
+        assert call("run", folder / "config.toml", "--out", tmp_path / "whole", "--device", "cpu").status == 0
+        assert (tmp_path / "whole" / "rounds.jsonl").read_bytes() == (folder / "rounds.jsonl").read_bytes()
+
+
+def test_a_run_folders_config_names_everything(done: Path) -> None:
+    config = tomllib.loads((done / "config.toml").read_text())
+    assert config == recipe.resolve(recipe.override(recipe.read("fedavg-digits"), "rounds=2"))

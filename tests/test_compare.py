@@ -1,0 +1,144 @@
+"""Comparisons: which runs they are made of, that all see the same noise, and that an interrupted one goes on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import call, lines
+
+from rota import compare, experiment, recipe
+from rota.errors import BadInput
+
+SMALL = ("fedavg-digits", "--set", "rounds=2", "--set", "sampler.budget=2", "--set", "task.steps=2")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("sampler=full,uniform", "sampler", ["full", "uniform"]),
+        ("task.lr=0.1,1", "task.lr", [0.1, 1]),
+        ("task.batch=10,all", "task.batch", [10, "all"]),
+        ("task.data.matched_test=true,false", "task.data.matched_test", [True, False]),
+        ('sampler={name="uniform",budget=3},full', "sampler", [{"name": "uniform", "budget": 3}, "full"]),
+        ("task.partition.low_size=[1,2],[3,4]", "task.partition.low_size", [[1, 2], [3, 4]]),
+        ("rounds=3", "rounds", [3]),
+        ("rounds=3,,4,", "rounds", [3, 4]),
+    ],
+)
+def test_what_varies(text: str, key: str, values: list[Any]) -> None:
+    assert compare.parse(text) == (key, values)
+
+
+def test_all_combinations_and_all_with_the_same_seeds() -> None:
+    config = recipe.override(recipe.read("fedavg-digits"), "seed=7")
+    runs = compare.variants(config, ["sampler=full,uniform", "task.lr=0.1,-0.2"], seeds=2)
+    assert list(runs) == [f"{sampler}-{lr}-seed{seed}" for sampler in ("full", "uniform") for lr in ("0.1", "-0.2") for seed in (7, 8)]
+    assert {name: (run["sampler"]["name"], run["task"][0]["lr"], run["seed"]) for name, run in runs.items()} == {
+        f"{sampler}-{lr}-seed{seed}": (sampler, lr, seed) for sampler in ("full", "uniform") for lr in (0.1, -0.2) for seed in (7, 8)
+    }
+    assert runs["uniform-0.1-seed7"]["sampler"]["budget"] == 5  # what a value does not change stays
+    assert config["seed"] == 7
+
+
+@given(st.lists(st.sampled_from(["a", "1", "0.5", "-1", "../b", "[1, 2]", "x y", "ü"]), min_size=1, max_size=4, unique=True))
+def test_run_names_are_plain_folder_names(values: list[str]) -> None:
+    try:
+        runs = compare.variants({"task": []}, [f"summary={','.join(values)}"], seeds=1)
+    except BadInput as mistake:  # two values that are written alike
+        assert "twice" in str(mistake)
+        return
+    assert len(runs) == len(values)
+    assert all("/" not in name and name.isprintable() and name.encode("ascii") for name in runs)
+
+
+def test_values_that_have_no_letters_still_get_folders_of_their_own() -> None:
+    with pytest.raises(BadInput, match="twice"):
+        compare.variants({"task": []}, ["summary=ü,ö"], seeds=1)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("comparison") / "here"
+    outcome = call("compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--seeds", 2, "--out", folder)
+    assert outcome.status == 0, outcome.err
+    return folder, outcome.out
+
+
+def test_a_comparison_is_a_folder_of_runs(finished: tuple[Path, str]) -> None:
+    folder, out = finished
+    names = ["fedavg-seed0", "fedavg-seed1", "unbiased-seed0", "unbiased-seed1"]
+    assert sorted(path.name for path in folder.iterdir()) == [*names, "report.html"]
+    *table, report = out.splitlines()
+    assert report == f"report: {folder / 'report.html'}"
+    for name, line in zip(names, table, strict=True):
+        last = lines(folder / name)[-1]
+        assert line == f"{name:14}  accuracy {last['accuracy']:.2%}  loss {last['loss']:.4f}  2 rounds"
+
+
+def test_what_is_compared_sees_the_same_noise(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    drawn = {path.name: [line["cohort"] for line in lines(path)] for path in folder.iterdir() if path.is_dir()}
+    assert drawn["fedavg-seed0"] == drawn["unbiased-seed0"]
+    assert drawn["fedavg-seed0"] != drawn["fedavg-seed1"]
+    train = {path.name: lines(path)[0]["models"]["digits"]["train_loss"] for path in folder.iterdir() if path.is_dir()}  # type: ignore[index]
+    assert train["fedavg-seed0"] == train["unbiased-seed0"]
+
+
+def test_one_of_its_runs_is_the_run_alone(finished: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = finished
+    alone = call("run", *SMALL, "--set", "estimator=unbiased", "--set", "seed=1", "--out", tmp_path / "alone")
+    assert alone.status == 0, alone.err
+    for name in ("rounds.jsonl", "config.toml"):
+        assert (tmp_path / "alone" / name).read_bytes() == (folder / "unbiased-seed1" / name).read_bytes()
+
+
+def test_a_used_folder_is_refused_and_resume_offered(finished: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = finished
+    again = call("compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--out", folder)
+    assert again.status == 2
+    assert "fedavg-seed0 is already in use: add --resume to go on with it" in again.err
+    other = call("compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--out", folder, "--resume", "--set", "task.lr=0.5")
+    assert other.status == 2
+    assert "(task.0.lr is 0.1 there and 0.5 here)" in other.err
+    (tmp_path / "notes.txt").write_text("mine")
+    mine = call("compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--out", tmp_path)
+    assert mine.status == 2
+    assert f"the output folder {tmp_path} is already in use: choose another --out" in mine.err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(
+    finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = []
+
+    def play(*arguments: Any) -> Any:
+        if len(played) == 5:  # in the middle of the third run
+            raise KeyboardInterrupt
+        played.append(arguments)
+        return original(*arguments)
+
+    original = experiment.loop.play
+    out = tmp_path / "a b"
+    words = ["compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--seeds", "2", "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.loop, "play", play)
+        stopped = call(*words)
+    assert stopped.status == 130, stopped.err
+    assert stopped.out == ""
+    said, again = stopped.err.splitlines()[-2:]
+    assert said == "rota: interrupted; the checkpoint is written"
+    assert again == f"rota: to resume: rota {shlex.join(words)} --resume"
+    assert sorted(path.name for path in out.iterdir()) == ["fedavg-seed0", "fedavg-seed1", "unbiased-seed0"]
+
+    done = call(*shlex.split(again.partition("to resume: ")[2])[1:], "--json")
+    assert done.status == 0, done.err
+    assert [result["run"] for result in json.loads(done.out)] == ["fedavg-seed0", "fedavg-seed1", "unbiased-seed0", "unbiased-seed1"]
+    for name in ("fedavg-seed0", "unbiased-seed0", "unbiased-seed1"):
+        assert (out / name / "rounds.jsonl").read_bytes() == (finished[0] / name / "rounds.jsonl").read_bytes()

@@ -1,0 +1,333 @@
+"""Recipes: the ready ones run, overrides do what they say, and a run's config.toml runs the same run again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import call
+
+from rota import data, recipe, registry
+from rota.errors import BadInput
+from rota.recipe import Config
+
+SLOW = {"shakespeare-roles"}
+LESS = ("sampler=uniform", "sampler.budget=2", "task.steps=2")
+"""What makes two rounds of the larger recipes short."""
+
+
+def source(name: str) -> str:
+    return str(recipe.resolve(recipe.read(name))["task"][0]["data"]["name"])
+
+
+def settings(*changes: str) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_ready_recipes_resolve_to_a_config_that_resolves_to_itself(name: str) -> None:
+    config = recipe.resolve(recipe.read(name))
+    written = tomli_w.dumps(config)
+    assert config["summary"]
+    assert len(config["summary"]) < 120
+    assert recipe.resolve(tomllib.loads(written)) == config
+    assert tomli_w.dumps(recipe.resolve(tomllib.loads(written))) == written
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in recipe.names()])
+def test_ready_recipes_run(name: str, tmp_path: Path) -> None:
+    if not data.at_hand(source(name)):
+        pytest.skip(f"the data '{source(name)}' are not on this machine: set ROTA_DATA to the folder that holds them")
+    outcome = call("run", name, *settings("rounds=2", *(() if source(name) in ("digits", "synthetic") else LESS)), "--out", tmp_path / "a")
+    assert outcome.status == 0, outcome.err
+    assert "after 2 rounds" in outcome.out
+
+
+def test_a_runs_config_gives_the_same_run_again(tmp_path: Path) -> None:
+    first = call(
+        "run", "fedavg-digits", *settings("rounds=3", "seed=5", "sampler.fraction=0.2", "devices.spread=0.5"), "--out", tmp_path / "a"
+    )
+    again = call("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
+    assert (first.status, again.status) == (0, 0), first.err + again.err
+    for name in ("config.toml", "rounds.jsonl", "data.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    other = call("run", tmp_path / "a" / "config.toml", *settings("seed=-6"), "--out", tmp_path / "c")
+    assert other.status == 0
+    assert (tmp_path / "c" / "rounds.jsonl").read_bytes() != (tmp_path / "a" / "rounds.jsonl").read_bytes()
+
+
+# --- changing a recipe
+
+
+def changed(*changes: str, start: str = "fedavg-digits") -> Config:
+    config = recipe.read(start)
+    for change in changes:
+        config = recipe.override(config, change)
+    return recipe.resolve(config)
+
+
+def at(config: Any, path: str) -> Any:
+    for step in path.split("."):
+        config = config[int(step) if step.isdigit() else step]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "value"),
+    [
+        (["rounds=7"], "rounds", 7),
+        (["task.lr=1"], "task.0.lr", 1.0),
+        (["task.0.lr=0.5"], "task.0.lr", 0.5),
+        (["task.batch=all"], "task.0.batch", "all"),
+        (["summary=what I try"], "summary", "what I try"),
+        (["sampler=full"], "sampler", {"name": "full"}),
+        (["sampler.name=full"], "sampler", {"name": "full"}),
+        (["sampler.procedure=independent"], "sampler", {"name": "uniform", "budget": 5.0, "procedure": "independent"}),
+        (['sampler={name="uniform", budget=3}'], "sampler.budget", 3.0),
+        (["sampler.fraction=0.1"], "sampler", {"name": "uniform", "procedure": "fixed", "fraction": 0.1}),
+        (["sampler.fraction=0.1", "sampler.budget=4"], "sampler", {"name": "uniform", "procedure": "fixed", "budget": 4.0}),
+        (["server.momentum=0.9"], "server", {"name": "sgd", "lr": 1.0, "momentum": 0.9}),
+        (["server=adam", "server.lr=0.5", "server=yogi"], "server.lr", 0.5),
+        (["devices.spread=0.5"], "devices.spread", 0.5),
+        (["task.partition=shards"], "task.0.partition", {"name": "shards", "clients": 20, "per_client": 2}),
+        (["task.partition=high-low", "task.partition.low_size=[1, 2]"], "task.0.partition.low_size", [1, 2]),
+        (["task.data=mnist"], "task.0.data", {"name": "mnist", "matched_test": True}),
+        (["task.data.seed=3"], "task.0.data.seed", 3),
+        (["task.partition=", "task.data=synthetic", "task.data.classes=3"], "task.0.data.classes", 3),
+        (["task.model=cnn"], "task.0.model", {"name": "cnn"}),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
+)
+def test_overrides(changes: list[str], path: str, value: Any) -> None:
+    assert at(changed(*changes), path) == value
+
+
+def test_an_empty_value_unsets_a_key() -> None:
+    assert "target" not in changed("target=", start="fedavg-mnist")
+    assert "partition" not in changed("task.partition=")["task"][0]
+    assert changed("rounds=")["rounds"] == 100
+
+
+def test_overrides_leave_the_recipe_they_start_from_alone() -> None:
+    config = recipe.read("fedavg-digits")
+    before = json.dumps(config)
+    recipe.override(config, "task.data.seed=3")
+    assert json.dumps(config) == before
+
+
+def test_a_key_of_task_is_a_key_of_every_task() -> None:
+    config = {"task": [{"data": "digits", "model": "two_nn"}, {"data": "digits", "model": "logistic"}]}
+    assert [task["lr"] for task in recipe.resolve(recipe.override(config, "task.lr=0.3"))["task"]] == [0.3, 0.3]
+    assert [task["lr"] for task in recipe.resolve(recipe.override(config, "task.1.lr=0.3"))["task"]] == [0.1, 0.3]
+    assert [task["model"]["name"] for task in recipe.resolve(recipe.override(config, "task.model=cnn"))["task"]] == ["cnn", "cnn"]
+
+
+def test_a_fraction_is_a_share_of_the_clients() -> None:
+    budgets = [recipe.build(changed(f"sampler.fraction={share}")).sampler.budget for share in (0, 0.1, 0.5, 1)]  # type: ignore[attr-defined]
+    assert budgets == [1, 2, 10, 20]
+    assert not hasattr(recipe.build(changed("sampler.fraction=0.1", "sampler=full")).sampler, "budget")
+
+
+KEYS = ["rounds", "seed", "target", "sampler", "sampler.budget", "sampler.fraction", "server.lr", "devices", "task", "task.0", "task.lr"]
+KEYS += ["task.batch", "task.data", "task.data.seed", "task.partition", "task.partition.clients", "task.model", "task.model.classes", ""]
+VALUES = [
+    "",
+    "0",
+    "-1",
+    "1.5",
+    "nan",
+    "1e999",
+    "true",
+    '""',
+    "[]",
+    "[1, 2]",
+    "{}",
+    "{name=1}",
+    "full",
+    "two_nn",
+    "iid",
+    "2020-01-01",
+    "a=b",
+]
+WORD = st.text(st.characters(codec="utf-8", exclude_characters=":"), max_size=8)
+
+
+@given(st.lists(st.tuples(st.sampled_from(KEYS) | WORD, st.sampled_from(VALUES) | WORD), max_size=3))
+def test_any_setting_is_taken_or_refused_in_one_sentence(pairs: list[tuple[str, str]]) -> None:
+    try:
+        config = changed(*(f"{key}={value}" for key, value in pairs))
+    except BadInput as mistake:
+        assert str(mistake).strip()
+    else:
+        assert recipe.resolve(tomllib.loads(tomli_w.dumps(config))) == config
+
+
+def test_where_two_configs_differ_first() -> None:
+    config = changed()
+    assert recipe.first_difference(config, changed()) is None
+    assert recipe.first_difference(config, changed("task.lr=0.5", "task.model=cnn")) == "task.0.lr is 0.1 there and 0.5 here"
+    assert recipe.first_difference(config, changed("target=0.9")) == "target is not set there and 0.9 here"
+    assert recipe.first_difference(config, {**config, "task": []}) is not None
+
+
+# --- the user's own
+
+
+OWN = '''
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+import rota
+from rota.sampling import draw
+
+if TYPE_CHECKING:
+    from nowhere import Nothing
+
+
+@dataclass(frozen=True)
+class Odd:
+    """Every client with an odd number, or `step` apart."""
+
+    step: int = 2
+
+    def init(self, shares):
+        return {"rounds": np.zeros(1)}
+
+    def draw(self, state, shares, generator):
+        wanted = np.zeros(shares.shape)
+        wanted[:, 1 :: self.step] = 1.0
+        return draw.independent(wanted, shares, generator)
+
+    def observe(self, state, plan, seen):
+        return {"rounds": state["rounds"] + 1}
+
+
+class Net(nn.Module):
+    def __init__(self, shape, classes: int, width: int = 4, note: "Nothing" = None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(int(np.prod(shape)), width)
+        self.outer = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.outer(self.inner(x.flatten(1)).relu())
+
+
+def load(clients: int = 3):
+    """Data without a seed and without a partition."""
+    generator = torch.Generator().manual_seed(1)
+    def pair(n):
+        x = torch.randn(n, 5, generator=generator)
+        return x, (x[:, 0] > 0).long()
+    return rota.from_clients([pair(20) for _ in range(clients)], pair(30))
+
+
+def nothing():
+    return 5
+
+
+table = {}
+'''
+OWN_RECIPE = """
+rounds = 2
+[sampler]
+name = "own_parts:Odd"
+[[task]]
+data = { name = "own_parts:load", clients = 6 }
+model = { name = "own_parts:Net", width = 7 }
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "own_parts.py").write_text(OWN)
+    (tmp_path / "own.toml").write_text(OWN_RECIPE)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_parts", None)
+
+
+def test_own_sampler_model_and_data(own: Path) -> None:
+    outcome = call("run", "own.toml", "--set", "sampler.step=4", "--out", "a")
+    assert outcome.status == 0, outcome.err
+    first = json.loads((own / "a" / "rounds.jsonl").read_text().splitlines()[0])
+    assert first["cohort"] == {"own": [1, 5]}
+    config = tomllib.loads((own / "a" / "config.toml").read_text())
+    assert config["sampler"] == {"name": "own_parts:Odd", "step": 4}
+    assert config["task"][0]["model"]["width"] == 7
+    assert call("run", "a/config.toml", "--out", "b").status == 0
+    assert (own / "a" / "rounds.jsonl").read_bytes() == (own / "b" / "rounds.jsonl").read_bytes()
+    assert "" not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("sampler=own_parts:Even", "cannot import 'own_parts:Even' (AttributeError: module 'own_parts' has no attribute 'Even')"),
+        ("sampler=no_such_module:Odd", "cannot import 'no_such_module:Odd' (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("sampler=:Odd", "cannot import ':Odd'"),
+        ("sampler=own_parts:table", "'own_parts:table' is not a class or function, but {}"),
+        ("sampler.steps=3", "unknown key 'sampler.steps': did you mean 'step'?"),
+        ("sampler.step=wide", "'sampler.step' is 'wide', but it takes a whole number"),
+        ("task.data=own_parts:nothing", "the data 'own_parts:nothing' are a int: return a rota.Federation"),
+        ("task.partition=iid", "'task.partition' is given, but the data 'own_parts:load' come with their own clients"),
+        ("task.data.seed=1", "unknown key 'task.data.seed'"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_own_parts_that_cannot_be_used(change: str, sentence: str) -> None:
+    outcome = call("run", "own.toml", "--set", change, "--out", "a")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"rota: {sentence}")
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_module_that_breaks_while_it_is_imported(own: Path) -> None:
+    (own / "broken_parts.py").write_text("def f(:\n")
+    outcome = call("run", "own.toml", "--set", "sampler=broken_parts:f", "--out", "a")
+    assert outcome.status == 2
+    assert outcome.err.startswith("rota: cannot import 'broken_parts:f' (SyntaxError: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (int, True, "'k' is true, but it takes a whole number"),
+        (int, 1.0, "'k' is 1.0, but it takes a whole number"),
+        (int, "1", "'k' is '1', but it takes a whole number"),
+        (float, True, "'k' is true, but it takes a number"),
+        (float, float("nan"), "'k' is nan, but it takes a number"),
+        (float | None, "a", "'k' is 'a', but it takes a number"),
+        (int | str, [1], "'k' is [1], but it takes a whole number or a text"),
+        (str | Path, 1, "'k' is 1, but it takes a text or a path"),
+        (bool, 1, "'k' is 1, but it takes true or false"),
+        (tuple[int, int], [1], "'k' is [1], but it takes a list of 2 values, each a whole number"),
+        (tuple[int, ...], 3, "'k' is 3, but it takes a list"),
+        (Literal["a", "b"], "c", "'k' is 'c', but it takes one of 'a', 'b'"),
+    ],
+)
+def test_a_wrong_type_in_a_users_words(kind: Any, value: Any, words: str) -> None:
+    with pytest.raises(BadInput) as mistake:
+        registry.convert("k", kind, value)
+    assert str(mistake.value) == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "result"),
+    [(float, 1, 1.0), (tuple[int, int], [1, 2], (1, 2)), (list[int], [1], [1]), (int | str, "all", "all"), (Any, [1], [1])],
+)
+def test_what_toml_writes_becomes_what_is_asked_for(kind: Any, value: Any, result: Any) -> None:
+    converted = registry.convert("k", kind, value)
+    assert converted == result
+    assert type(converted) is type(result)

@@ -1,0 +1,713 @@
+"""The report: what is read, grouped and named, what the charts hold, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.errors import BadInput
+from rota.report import clients, curves, numbers, tables, write
+from rota.report.charts import series_of
+from rota.report.groups import Group, differing, flatten, group
+from rota.report.page import plotly, render, title
+from rota.report.runs import find, read
+
+
+def make(
+    path: Path,
+    *,
+    seed: int = 0,
+    rounds: int = 6,
+    played: int | None = None,
+    evaluate: int = 1,
+    models: tuple[str, ...] = ("digits",),
+    people: int = 8,
+    cohort: int = 3,
+    classes: int | None = 4,
+    by_client: bool = True,
+    failing: str = "",
+    finished: bool = True,
+    lift: float = 0.0,
+    more: dict[str, Any] | None = None,
+    **config: Any,
+) -> Path:
+    """A run folder as a run writes it, with accuracies that climb from 0.3 + lift; `more` goes into each round's line."""
+    rng = np.random.default_rng([seed, len(path.name), people])
+    path.mkdir(parents=True)
+    tasks = [{"name": model, "model": "net", "lr": 0.1} for model in models]
+    sampler = {"sampler": {"name": "uniform", "budget": cohort}}
+    whole = {"rounds": rounds, "seed": seed, "evaluate": evaluate, **sampler, **config, "task": tasks}
+    (path / "config.toml").write_text(tomli_w.dumps(whole))
+    data = {}
+    for model in models:
+        labels = rng.integers(0, 50, (people, classes or 1)) * rng.integers(1, 5, (people, 1)) + 1
+        data[model] = {
+            "data": model,
+            "clients": people,
+            "examples": int(labels.sum()),
+            "test_examples": 100,
+            "shown": list(range(people)),
+            "sizes": labels.sum(axis=1).tolist(),
+        } | ({"labels": labels.tolist()} if classes else {})
+    (path / "data.json").write_text(json.dumps(data))
+    lines = []
+    for now in range(1, (rounds if played is None else played) + 1):
+        tested = now % evaluate == 0 or now == rounds
+        level = 0.3 + 0.5 * lift + 0.5 * (1 - np.exp(-3 * now / rounds)) + 0.02 * rng.standard_normal()
+        scores = {}
+        for s, model in enumerate(models):
+            scores[model] = {"trained": cohort, "train_loss": 1.0 / now}
+            if tested:
+                scores[model] |= {"loss": 2.0 / now + s, "accuracy": float(level) - 0.05 * s}
+                if by_client:
+                    scores[model]["client_accuracy"] = {"p10": float(level) - 0.2, "p50": float(level), "p90": float(level) + 0.05}
+        line = {
+            "round": now,
+            "accuracy": float(np.mean([score["accuracy"] for score in scores.values()])) if tested else None,
+            "loss": float(np.mean([score["loss"] for score in scores.values()])) if tested else None,
+            "models": scores,
+            "cohort": {model: rng.choice(people, cohort, replace=False).tolist() for model in models},
+            "probability": {"min": 0.1, "max": 0.1},
+            "seconds": now * (30.0 + seed),
+            "bytes_up": now * 1_000_000 * cohort,
+            "bytes_down": now * 1_000_000 * cohort,
+            "server_bytes": 4_000_000,
+            "client_seconds": 60.0,
+            "failures": [{"client": 1, "model": models[0], "reason": failing}] if failing and now % 2 else [],
+            **(more or {}),
+        }
+        lines.append(json.dumps(line) + "\n")
+    (path / "rounds.jsonl").write_text("".join(lines))
+    if finished:
+        (path / "summary.json").write_text(json.dumps({"wall_seconds": 12.5}))
+    return path
+
+
+def compare(path: Path, samplers: tuple[str, ...] = ("uniform", "kvib", "vrb"), seeds: int = 3, **same: Any) -> list[Group]:
+    """What `rota compare` leaves: a run folder for each value and seed."""
+    for number, name in enumerate(samplers):
+        for seed in range(seeds):
+            own = {"gamma": 0.3} if name == "kvib" else {}
+            make(path / f"{name}-seed{seed}", seed=seed, lift=0.1 * number, **{"sampler": {"name": name, "budget": 3, **own}, **same})
+    return read_all(path)
+
+
+def read_all(*folders: Path) -> list[Group]:
+    return group([read(path) for folder in folders for path in find(folder)])
+
+
+# what is read
+
+
+def test_a_run_is_read_with_its_long_lists_counted(tmp_path: Path) -> None:
+    run = read(make(tmp_path / "a", rounds=6, evaluate=4, failing="it hung", target=0.1))
+    cohorts = [json.loads(line)["cohort"]["digits"] for line in (tmp_path / "a/rounds.jsonl").read_text().splitlines()]
+    assert run.sampled["digits"].tolist() == np.bincount(np.concatenate(cohorts), minlength=8).tolist()
+    assert run.rows == 18
+    assert run.failures == {"it hung": 3}
+    assert not any("cohort" in line or "failures" in line for line in run.rounds)
+    assert [line["round"] for line in run.tested] == [4, 6]
+    assert run.accuracy == run.tested[-1]["accuracy"]
+    assert run.best == max(line["accuracy"] for line in run.tested)
+    assert run.rounds_to_target == 4
+    assert run.client_seconds == 360
+    assert (run.clients, run.models, run.finished, run.wall_seconds) == (8, ["digits"], True, 12.5)
+
+
+def test_the_target_counts_when_every_model_is_there(tmp_path: Path) -> None:
+    run = read(make(tmp_path / "a", models=("digits", "letters"), rounds=30, target=0.6))
+    assert run.rounds_to_target is not None
+    first = run.rounds[run.rounds_to_target - 1]["models"]
+    before = run.rounds[run.rounds_to_target - 2]["models"]
+    assert first["letters"]["accuracy"] >= 0.6
+    assert before["letters"]["accuracy"] < 0.6
+    assert read(make(tmp_path / "b", target=0.999)).rounds_to_target is None
+    assert read(make(tmp_path / "c")).rounds_to_target is None
+
+
+def test_half_a_line_is_left_out(tmp_path: Path) -> None:
+    with (make(tmp_path / "a", finished=False) / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 7, "accu')
+    run = read(tmp_path / "a")
+    assert len(run.rounds) == 6
+    assert not run.finished
+
+
+def test_folders_of_run_folders_are_opened(tmp_path: Path) -> None:
+    for name in ("budget10-seed0", "budget2-seed1", "budget2-seed0"):
+        make(tmp_path / "all" / name)
+    assert [path.name for path in find(tmp_path / "all")] == ["budget2-seed0", "budget2-seed1", "budget10-seed0"]
+    assert find(tmp_path / "all/budget2-seed0") == [tmp_path / "all/budget2-seed0"]
+
+
+def test_mistakes_are_said_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is not a run folder and holds none"):
+        write([tmp_path], tmp_path / "report.html")
+    with pytest.raises(BadInput, match="is not a run folder and holds none"):
+        write([tmp_path / "nowhere"], tmp_path / "report.html")
+    with pytest.raises(BadInput, match="nothing to report on"):
+        write([], tmp_path / "report.html")
+    make(tmp_path / "good")
+    with pytest.raises(BadInput, match="cannot write the report"):
+        write([tmp_path / "good"], tmp_path / "good/config.toml/report.html")
+    for name, text in (("config.toml", "rounds ="), ("rounds.jsonl", "nonsense\n"), ("data.json", "{")):
+        (make(tmp_path / f"bad {name}") / name).write_text(text)
+        with pytest.raises(BadInput, match=f"cannot read .*{re.escape(name)}"):
+            write([tmp_path / f"bad {name}"], tmp_path / "report.html")
+    (tmp_path / "good/data.json").unlink()
+    with pytest.raises(BadInput, match=r"has no data\.json"):
+        write([tmp_path / "good"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+# groups and their names
+
+
+def test_runs_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
+    groups = compare(tmp_path)
+    # gamma differs too, but the name says it all
+    assert [one.label for one in groups] == ["sampler.name=kvib", "sampler.name=uniform", "sampler.name=vrb"]
+    assert [[run.config["seed"] for run in one.runs] for one in groups] == [[0, 1, 2]] * 3
+    assert differing([one.runs for one in groups]) == {"sampler.name": ["kvib", "uniform", "vrb"], "sampler.gamma": ["0.3", None, None]}
+
+
+def test_as_many_keys_as_it_takes(tmp_path: Path) -> None:
+    for name in ("uniform", "vrb"):
+        for lr in (0.5, 1.0):
+            make(tmp_path / f"{name}-{lr}", sampler={"name": name}, server={"lr": lr, "note": f"{lr}"})
+    make(tmp_path / "whole-1", sampler={"name": "whole"}, server={"lr": 1, "note": "1"})
+    labels = [one.label for one in read_all(tmp_path)]
+    assert labels == [f"sampler.name={name}, server.lr={lr}" for name in ("uniform", "vrb") for lr in ("0.5", "1")] + [
+        "sampler.name=whole, server.lr=1"
+    ]
+
+
+def test_a_key_that_only_one_has(tmp_path: Path) -> None:
+    make(tmp_path / "a", target=0.9)
+    make(tmp_path / "b")
+    assert [one.label for one in read_all(tmp_path)] == ["target=0.9", "no target"]
+
+
+def test_folders_give_the_name_where_no_key_does(tmp_path: Path) -> None:
+    assert [one.label for one in read_all(make(tmp_path / "alone"))] == ["alone"]
+    make(tmp_path / "seeds/kvib-seed0", seed=0)
+    make(tmp_path / "seeds/kvib-seed1", seed=1)
+    assert [one.label for one in read_all(tmp_path / "seeds")] == ["kvib"]
+    # the same run twice is not a group of two seeds
+    make(tmp_path / "old/kvib-seed0", seed=0)
+    assert [(one.label, len(one.runs)) for one in read_all(tmp_path / "seeds", tmp_path / "old")] == [("kvib", 2), ("kvib-seed0", 1)]
+    shutil.rmtree(tmp_path / "seeds/kvib-seed1")
+    assert [one.label for one in read_all(tmp_path / "seeds", tmp_path / "old")] == ["seeds/kvib-seed0", "old/kvib-seed0"]
+
+
+def test_a_folder_named_twice_is_read_once(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    html = write([tmp_path / "a", tmp_path / "a", tmp_path], tmp_path / "report.html").read_text()
+    assert "1 model (digits) · 8 clients · 6 rounds</p>" in html
+
+
+def test_flatten() -> None:
+    one = {"rounds": 3, "sampler": {"name": "kvib", "deep": {"x": True}}, "task": [{"lr": 0.1, "sizes": [1, 2]}]}
+    assert flatten(one) == {"rounds": "3", "sampler.name": "kvib", "sampler.deep.x": "true", "task.lr": "0.1", "task.sizes": "[1, 2]"}
+    assert flatten({"task": [{"lr": 0.1}, {"lr": 0.2}]}) == {"task[0].lr": "0.1", "task[1].lr": "0.2"}
+
+
+def test_title(tmp_path: Path) -> None:
+    assert title(read_all(make(tmp_path / "alone"))) == "alone"
+    assert title(compare(tmp_path / "samplers")) == "samplers"
+    assert title(read_all(tmp_path / "alone", tmp_path / "samplers")) == "Comparison"
+    assert title(read_all(make(tmp_path / "named", name="my recipe"))) == "my recipe"
+
+
+# numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "value"),
+    [
+        ("97.1 %", numbers.percent, 0.97106),
+        ("0 B", numbers.size, 0),
+        ("999 B", numbers.size, 999),
+        ("12.3 MB", numbers.size, 12_345_678),
+        ("123 GB", numbers.size, 123_456_789_012),
+        ("0 ms", numbers.duration, 0),
+        ("260 ms", numbers.duration, 0.26),
+        ("1.0 s", numbers.duration, 0.9999),
+        ("59.9 s", numbers.duration, 59.94),
+        ("1 min", numbers.duration, 59.96),
+        ("4 min 10 s", numbers.duration, 250),
+        ("1 h", numbers.duration, 3599.7),
+        ("2 h", numbers.duration, 7190),
+        ("2 h 5 min", numbers.duration, 7500),
+        ("2 d", numbers.duration, 172_700),
+        ("1 d 18 h", numbers.duration, 150_000),
+        ("1,234", numbers.count, 1234),
+        ("31.5", numbers.count, 31.5),
+    ],
+)
+def test_numbers_for_people(text: str, form: numbers.Format, value: float) -> None:
+    assert form(value).replace(numbers.SPACE, " ") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "values"),
+    [
+        ("–", numbers.percent, [None, None]),
+        ("50.0 %", numbers.percent, [0.5, None]),
+        ("50.0 %", numbers.percent, [0.5, 0.5, 0.5]),
+        ("50.0 ± 24.8 %", numbers.percent, [0.4, 0.5, 0.6]),  # t = 4.303 for two degrees of freedom, over the root of 3
+        ("2.0 ± 2.5 MB", numbers.size, [1e6, 2e6, 3e6]),
+        ("4.0 min", numbers.duration, [240.0, 240.01]),
+        ("4.0 ± 2.5 min", numbers.duration, [180.0, 240.0, 300.0]),
+        ("30.0 ± 2.5", numbers.count, [29, 30, 31]),
+    ],
+)
+def test_mean_and_half_width(text: str, form: numbers.Format, values: list[float | None]) -> None:
+    assert numbers.mean(values, form).replace(numbers.SPACE, " ") == text.replace("4.0 min", "4 min")
+
+
+@given(st.floats(0, 1e9))
+def test_durations_have_at_most_two_parts_that_add_up(value: float) -> None:
+    words = numbers.duration(value).split(numbers.SPACE)
+    units = {unit: step for step, unit in numbers.SECONDS}
+    total = sum(float(number) * units[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
+    assert len(words) <= 4
+    assert total == pytest.approx(value, rel=0.06, abs=6e-4)
+
+
+# charts
+
+
+def traces_of(html: str) -> dict[str, Any]:
+    payload = re.search(r'id="page">(.*?)</script>', html, re.DOTALL)
+    assert payload is not None
+    return dict(json.loads(payload[1]))
+
+
+def test_a_curve_is_the_mean_with_a_band_from_lowest_to_highest_seed(tmp_path: Path) -> None:
+    groups = compare(tmp_path, samplers=("uniform", "vrb"))
+    chart = curves.score("accuracy", "", series_of(groups))
+    values = np.array([[line["accuracy"] for line in run.rounds] for run in groups[1].runs])
+    edge, band, line = chart.traces[3:]
+    assert [trace["meta"]["role"] for trace in (edge, band, line)] == ["edge", "band", "line"]
+    assert {trace["meta"]["series"] for trace in (edge, band, line)} == {"run 1"}
+    np.testing.assert_allclose(edge["y"], values.min(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(band["y"], values.max(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(line["y"], values.mean(axis=0), rtol=1e-5)
+    axes, x = curves.x_table(groups)
+    assert {name: axis["title"] for name, axis in axes.items()} == {
+        "round": "round",
+        "seconds": "virtual time (min)",
+        "bytes": "data sent, up and down (MB)",
+    }
+    assert x["1"]["round"] == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(x["1"]["seconds"], np.arange(1, 7) * 31 / 60, rtol=1e-5)  # seeds 0, 1, 2 take 30, 31 and 32 s
+    assert x["1"]["bytes"] == [6, 12, 18, 24, 30, 36]
+
+
+def test_a_mean_is_always_over_the_same_seeds(tmp_path: Path) -> None:
+    make(tmp_path / "a-seed0", seed=0, rounds=9)
+    make(tmp_path / "a-seed1", seed=1, rounds=9, played=4, finished=False)
+    make(tmp_path / "a-seed2", seed=2, rounds=9, played=0, finished=False)
+    (only,) = read_all(tmp_path)
+    chart = curves.score("accuracy", "", series_of([only]))
+    assert [len(trace["y"]) for trace in chart.traces] == [4, 4, 4]
+    assert curves.x_table([only])[1]["0"]["round"] == [1, 2, 3, 4]
+    html = render([only])
+    assert "a line ends with the first of them" in html
+    assert "Not finished: a-seed1 at round 4 of 9, a-seed2 at round 0 of 9." in html
+
+
+def test_untested_rounds_are_left_out_and_long_curves_thinned(tmp_path: Path) -> None:
+    groups = read_all(make(tmp_path / "a", rounds=23, evaluate=5))
+    assert curves.x_table(groups)[1]["0"]["round"] == [5, 10, 15, 20, 23]
+    assert len(curves.score("accuracy", "", series_of(groups)).traces[0]["y"]) == 5
+    groups = read_all(make(tmp_path / "b", rounds=2500, by_client=False))
+    x = curves.x_table(groups)[1]["0"]["round"]
+    assert (len(x), x[0], x[-1]) == (curves.POINTS, 1, 2500)
+    assert len(curves.score("loss", "", series_of(groups)).traces[0]["y"]) == curves.POINTS
+
+
+def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
+    path = make(tmp_path / "a") / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, value in zip(lines[3:], (float("nan"), float("inf"), 1e300), strict=True):
+        line["loss"] = line["models"]["digits"]["loss"] = line["models"]["digits"]["train_loss"] = value
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chart = curves.score("loss", "", series_of(read_all(tmp_path / "a")))
+    assert chart.traces[0]["y"][3:] == [None, None, 1e300]
+    traces_of(render(read_all(tmp_path / "a")))
+
+
+def test_models_have_curves_of_their_own(tmp_path: Path) -> None:
+    make(tmp_path / "one", models=("digits", "letters"))
+    page = traces_of(render(read_all(tmp_path / "one")))
+    assert list(page["series"]) == ["mean", "model digits", "model letters"]
+    assert [trace["meta"]["series"] for trace in page["charts"]["accuracy"]["traces"]] == list(page["series"])
+    mean, digits, letters = (np.array(trace["y"]) for trace in page["charts"]["accuracy"]["traces"])
+    np.testing.assert_allclose(mean, (digits + letters) / 2, rtol=1e-4)
+    assert [trace["meta"]["series"] for trace in page["charts"]["sampled"]["traces"]] == ["model digits", "model letters"]
+    compare(tmp_path / "several", seeds=1, models=("digits", "letters"))
+    page = traces_of(render(read_all(tmp_path / "several")))
+    assert list(page["series"]) == ["run 0", "run 1", "run 2"]
+    assert {"accuracy", "accuracy digits", "loss letters", "spread digits", "sampled letters"} <= set(page["charts"])
+
+
+def test_other_numbers_of_a_round_get_a_chart(tmp_path: Path) -> None:
+    page = traces_of(render(read_all(make(tmp_path / "a", more={"regret": 3.5, "fine": True, "words": "x"}))))
+    assert page["charts"]["measure regret"]["traces"][0]["y"] == [3.5] * 6
+    assert [key for key in page["charts"] if key.startswith("measure")] == ["measure regret"]
+
+
+def test_few_clients_are_shown_one_by_one_largest_first(tmp_path: Path) -> None:
+    groups = read_all(make(tmp_path / "a", rounds=40))
+    (chart,) = clients.sampling("", series_of(groups))
+    run = groups[0].runs[0]
+    order = np.argsort(-np.array(run.data["digits"]["sizes"]), kind="stable")
+    assert chart.traces[0]["y"] == run.sampled["digits"][order].tolist()
+    assert chart.traces[0]["text"][0].startswith(f"client {order[0]} (")
+    (data,) = clients.holdings(groups)
+    assert np.sum([trace["y"] for trace in data.traces], axis=0).tolist() == sorted(run.data["digits"]["sizes"], reverse=True)
+
+
+def test_seeds_with_data_of_their_own_are_matched_by_place(tmp_path: Path) -> None:
+    make(tmp_path / "a-seed0", seed=0)
+    make(tmp_path / "a-seed1", seed=1)
+    groups = read_all(tmp_path)
+    (chart,) = clients.sampling("", series_of(groups))
+    assert chart.traces[0]["text"][0] == "number 1 by size"
+    assert sum(chart.traces[0]["y"]) == pytest.approx(18)
+    assert "Dealt anew" in clients.holdings(groups)[0].note
+
+
+@pytest.mark.parametrize("rounds", [1, 40, 400])
+def test_many_clients_become_a_histogram(tmp_path: Path, rounds: int) -> None:
+    groups = read_all(make(tmp_path / "a", rounds=rounds, people=500, cohort=100, by_client=False))
+    counts, sizes = clients.sampling("", series_of(groups))
+    trace = counts.traces[0]
+    assert sum(trace["y"]) == pytest.approx(1)
+    assert trace["y"][0] == trace["y"][-1] == 0
+    assert len(trace["y"]) <= clients.BINS + 2
+    tally = groups[0].runs[0].sampled["digits"]
+    assert np.dot(trace["x"], trace["y"]) == pytest.approx(tally.mean(), abs=np.diff(trace["x"])[0])
+    assert np.mean(sizes.traces[0]["y"]) == pytest.approx(rounds * 100 / 500, rel=1e-4)
+    (data,) = clients.holdings(groups)
+    bars, heat = data.traces
+    assert len(bars["x"]) == len(heat["z"][0]) == clients.COLUMNS
+    np.testing.assert_allclose(np.sum(heat["z"], axis=0), 1, rtol=1e-4)
+
+
+def test_rare_classes_share_a_row(tmp_path: Path) -> None:
+    (data,) = clients.holdings(read_all(make(tmp_path / "a", people=5, classes=130)))
+    assert len(data.traces[1]["z"]) == clients.ROWS + 1
+    assert data.traces[1]["y"][-1] == "others"
+    np.testing.assert_allclose(np.sum(data.traces[1]["z"], axis=0), 1, rtol=1e-4)
+
+
+def test_data_that_differ_are_shown_apart(tmp_path: Path) -> None:
+    make(tmp_path / "a", partition="iid")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    text = (tmp_path / "b/config.toml").read_text()
+    (tmp_path / "b/config.toml").write_text(text.replace("iid", "shards"))
+    assert [chart.title for chart in clients.holdings(read_all(tmp_path))] == ["Data on each client"]
+    data = json.loads((tmp_path / "b/data.json").read_text())
+    data["digits"]["sizes"][0] += 1
+    (tmp_path / "b/data.json").write_text(json.dumps(data))
+    titles = [chart.title for chart in clients.holdings(read_all(tmp_path))]
+    assert titles == ["Data on each client (partition=iid)", "Data on each client (partition=shards)"]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one round": {"rounds": 1},
+    "no round": {"played": 0, "finished": False},
+    "not tested yet": {"rounds": 50, "played": 3, "evaluate": 10, "finished": False},
+    "no clients' tests": {"by_client": False},
+    "no classes": {"classes": None},
+    "many clients": {"people": 400},
+    "many classes": {"classes": 30},
+    "models": {"models": ("digits", "letters")},
+    "failures": {"failing": "it hung"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("several", [False, True])
+def test_any_page_has_charts_that_plotly_takes(tmp_path: Path, case: str, several: bool) -> None:
+    groups = compare(tmp_path / "all", seeds=2, **CASES[case]) if several else read_all(make(tmp_path / "a", **CASES[case]))
+    html = render(groups)
+    page = traces_of(html)
+    for key, chart in page["charts"].items():
+        go.Figure({"data": chart["traces"], "layout": chart["layout"]})  # plotly checks every name and value
+        assert f'data-chart="{key}"' in html
+        for trace in chart["traces"]:
+            along = trace["meta"].get("along")
+            assert (along is not None) == chart["progress"]
+            assert along is None or len(page["x"][along]["round"]) == len(trace["y"])
+    assert ("No round has been tested yet." in html) == (case in ("no round", "not tested yet"))
+    assert ("<h2>Failures</h2>" in html) == (case == "failures")
+    assert ("<h2>Runs</h2>" in html) == several
+
+
+# tables
+
+
+def cells(table: str) -> list[list[str]]:
+    rows = re.findall(r"<tr>(.*?)</tr>", table)
+    return [[cell.replace(numbers.SPACE, " ") for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+def test_the_table_of_runs(tmp_path: Path) -> None:
+    groups = compare(tmp_path, target=0.6, rounds=20)
+    head, *rows = cells(tables.runs(groups))
+    kvib = dict(zip(head, rows[0], strict=True))
+    assert kvib["Run"] == "sampler.name=kvib"
+    assert kvib["Seeds"] == "3"
+    finals = [run.accuracy for run in groups[0].runs if run.accuracy is not None]
+    half = 4.302653 * np.std(finals, ddof=1) / np.sqrt(3)
+    assert kvib["Final accuracy"] == f"{100 * np.mean(finals):.1f} ± {100 * half:.1f} %"
+    assert kvib["Sent up"] == "60.0 MB"
+    assert kvib["Virtual time"] == "10.3 ± 0.8 min"
+    assert kvib["Client time"] == "20 min"
+    assert kvib["Server memory"] == "4.0 MB"
+    assert kvib["Failures"] == "0"
+
+
+def test_seeds_that_miss_the_target_are_told(tmp_path: Path) -> None:
+    make(tmp_path / "a-seed0", seed=0, rounds=20, target=0.7, lift=0.4)
+    make(tmp_path / "a-seed1", seed=1, rounds=20, target=0.7, played=1)
+    make(tmp_path / "b-seed0", seed=0, rounds=20, target=0.7, played=1, sampler={"name": "vrb"})
+    groups = read_all(tmp_path)
+    table = cells(tables.runs(groups))
+    column = table[0].index("Rounds to target")
+    assert re.fullmatch(r"\d+ \(1 of 2 seeds\)", table[1][column])
+    assert table[2][column] == "not reached"
+    # a mean over the seeds that made it would flatter: no setting is best
+    assert "Fewest rounds to target" not in [label for label, _, _ in tables.tiles(groups)]
+
+
+def test_tiles_name_the_best_setting(tmp_path: Path) -> None:
+    tiles = {label: (value, who) for label, value, who in tables.tiles(compare(tmp_path, rounds=20))}
+    assert tiles["Highest final accuracy"][1] == "sampler.name=vrb"
+    assert tiles["Least data sent"] == ("120" + numbers.SPACE + "MB", "all settings")
+
+
+def test_failures_are_counted_by_reason(tmp_path: Path) -> None:
+    make(tmp_path / "a", failing="it hung", sampler={"name": "a"})
+    make(tmp_path / "b", failing="<nan>", sampler={"name": "b"})
+    assert cells(tables.failures(read_all(tmp_path))) == [
+        ["Run", "Reason", "Times", "Of all trainings"],
+        ["sampler.name=a", "it hung", "3", "16.7 %"],
+        ["sampler.name=b", "&lt;nan&gt;", "3", "16.7 %"],
+    ]
+    assert tables.failures(read_all(make(tmp_path / "c"))) == ""
+
+
+# the page
+
+
+class Outline(HTMLParser):
+    """Collects the page's tags and their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] not in (["script"], ["style"]):
+            self.text += data
+
+
+def test_the_page_names_no_host(tmp_path: Path) -> None:
+    html = write([make(tmp_path / "a")], tmp_path / "report.html").read_text()
+    assert {name for name, _ in Outline(html).attributes}.isdisjoint({"src", "href", "srcset", "action", "data"})
+    assert set(re.findall(r"https?://[^/\"'`\s]*", html)) == {"http://www.w3.org"}  # names of SVG and HTML, which nobody fetches
+    assert "@import" not in html
+    assert "url(http" not in html
+    assert html.count("plotly.js v") == plotly().count("plotly.js v") == 1
+
+
+EVIL = "</script><img src=x onerror=alert(1)>&amp;\"'"
+
+
+def test_text_of_others_stays_text(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        evil = EVIL + name
+        make(tmp_path / name, models=(EVIL, "b"), failing=evil, name=EVIL, summary=EVIL, sampler={"name": evil, evil: 1}, more={EVIL: 1.5})
+    for html in (render(read_all(tmp_path)), render(read_all(tmp_path / "x"))):
+        outline = Outline(html)
+        assert "img" not in outline.tags
+        assert EVIL in outline.text
+        assert "onerror" not in [name for name, _ in outline.attributes]
+        assert outline.tags.count("script") == 3
+        # plotly reads tags in names and titles
+        for chart in traces_of(html)["charts"].values():
+            assert not any("<img" in str(trace.get("name")) for trace in chart["traces"])
+
+
+def test_the_configuration_is_folded(tmp_path: Path) -> None:
+    html = render(compare(tmp_path, seeds=2))
+    assert html.count("<details>") == 4
+    assert "<details open" not in html
+    assert "config.toml of sampler.name=kvib (seed 0; the same with 1)" in html
+    assert "gamma = 0.3" in html
+
+
+# the page in a browser
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("chromium and chromedriver are not installed")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    flags = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]
+    flags += ["disable-component-update", "disable-dev-shm-usage", "window-size=1280,900"]
+    flags.append(f"user-data-dir={tmp_path_factory.mktemp('chromium')}")
+    for flag in flags:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    window = webdriver.Chrome(options=options, service=Service(driver))
+    yield window
+    window.quit()
+
+
+def settle(browser: Any) -> None:
+    """Wait until every chart is drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 60, 0.05).until(lambda _: browser.execute_script("return document.documentElement.dataset.drawn") == "yes")
+
+
+def opened(browser: Any, path: Path) -> Any:
+    browser.get(path.as_uri())
+    settle(browser)
+    assert browser.get_log("browser") == []
+    return browser
+
+
+PLOTS = "const plots = [...document.querySelectorAll('[data-chart]')];"
+
+
+def seen(browser: Any, what: str) -> dict[str, Any]:
+    """For each chart, an expression over its `div` (data, layout as plotly has them)."""
+    settle(browser)
+    return dict(browser.execute_script(f"{PLOTS} return Object.fromEntries(plots.map((div) => [div.dataset.chart, {what}]))"))
+
+
+def test_the_page_opens_from_a_file(tmp_path: Path, browser: Any) -> None:
+    make(tmp_path / "a", models=("digits", EVIL), rounds=40, failing="it hung")
+    opened(browser, write([tmp_path / "a"], tmp_path / "report.html"))
+    drawn = seen(browser, "div.querySelectorAll('.trace, .bars .point, .hm').length")
+    assert len(drawn) == 6
+    assert all(drawn.values())
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_page_opens(tmp_path: Path, browser: Any, case: str) -> None:
+    make(tmp_path / "a", **CASES[case])
+    opened(browser, write([tmp_path / "a"], tmp_path / "report.html"))
+
+
+def test_one_control_switches_the_x_axis_of_all_charts_over_rounds(tmp_path: Path, browser: Any) -> None:
+    compare(tmp_path / "all")
+    opened(browser, write([tmp_path / "all"], tmp_path / "report.html"))
+    over = ["accuracy", "loss", "spread"]
+    before = seen(browser, "[div.layout.xaxis.title.text, div.data.at(-1).x, div._fullLayout.xaxis.range]")
+    assert {before[key][0] for key in over} == {"round"}
+    for value, text in (("seconds", "virtual time (min)"), ("bytes", "data sent, up and down (MB)")):
+        browser.execute_script(f"document.querySelector('input[value={value}]').click()")
+        after = seen(browser, "[div.layout.xaxis.title.text, div.data.at(-1).x, div._fullLayout.xaxis.range]")
+        for key in over:
+            assert after[key][0] == text
+            assert after[key][1] != before[key][1]
+            assert after[key][2] != before[key][2]
+        assert after["sampled"] == before["sampled"]
+    assert seen(browser, "div._fullLayout.yaxis.type")["loss"] == "linear"
+    browser.execute_script("document.getElementById('log').click()")
+    assert [seen(browser, "div._fullLayout.yaxis.type")[key] for key in over] == ["linear", "log", "linear"]
+    assert browser.get_log("browser") == []
+
+
+def test_a_run_is_hidden_on_every_chart(tmp_path: Path, browser: Any) -> None:
+    compare(tmp_path / "all")
+    opened(browser, write([tmp_path / "all"], tmp_path / "report.html"))
+    shown = "[...new Set(div._fullData.filter((t) => t.visible === true && t.meta.series).map((t) => t.meta.series))].sort()"
+    all_three = {key: ["run 0", "run 1", "run 2"] for key in ("accuracy", "loss", "spread", "sampled")}
+    chips = browser.find_elements("css selector", ".chip")
+    assert [chip.text for chip in chips] == ["sampler.name=kvib", "sampler.name=uniform", "sampler.name=vrb"]
+    everything = browser.find_element("id", "all")
+
+    def by_chart() -> dict[str, Any]:
+        return {key: value for key, value in seen(browser, shown).items() if key in all_three}
+
+    assert by_chart() == all_three
+    chips[1].click()
+    assert not any(seen(browser, "div._fullData.some((t) => t.opacity < 1)").values())
+    assert by_chart() == {key: ["run 0", "run 2"] for key in all_three}
+    assert chips[1].get_attribute("aria-pressed") == "false"
+    everything.click()
+    assert by_chart() == all_three
+    assert not everything.is_displayed()
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).double_click(chips[2]).perform()
+    assert by_chart() == {key: ["run 2"] for key in all_three}
+    assert browser.get_log("browser") == []
+
+
+def test_a_run_under_the_pointer_stands_out(tmp_path: Path, browser: Any) -> None:
+    compare(tmp_path / "all")
+    opened(browser, write([tmp_path / "all"], tmp_path / "report.html"))
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def pale() -> dict[str, Any]:
+        return seen(browser, "[...new Set(div._fullData.filter((t) => t.opacity < 1).map((t) => t.meta.series))].sort()")
+
+    ranges = seen(browser, "div._fullLayout.xaxis.range")
+    ActionChains(browser).move_to_element(browser.find_elements("css selector", ".chip")[0]).perform()
+    WebDriverWait(browser, 20).until(lambda _: pale()["accuracy"] == pale()["loss"] == ["run 1", "run 2"])
+    assert seen(browser, "div._fullLayout.xaxis.range") == ranges
+    ActionChains(browser).move_to_element(browser.find_element("css selector", "h1")).perform()
+    WebDriverWait(browser, 20).until(lambda _: not any(pale().values()))
+
+
+def test_a_phone_and_the_dark(tmp_path: Path, browser: Any) -> None:
+    compare(tmp_path / "all", failing="it hung")
+    path = write([tmp_path / "all"], tmp_path / "report.html")
+    light = seen(opened(browser, path), "div._fullLayout.font.color")["accuracy"]
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 400, "height": 800, "deviceScaleFactor": 2, "mobile": True})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    try:
+        assert seen(opened(browser, path), "div._fullLayout.font.color")["accuracy"] != light
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 400
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

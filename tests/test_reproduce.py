@@ -1,0 +1,195 @@
+"""Reproductions: gradient descent's bound on rota's own rounds, and the page that every reproduction is written to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.errors import BadInput
+from rota.reproduce import REPRODUCTIONS, Chart, Line, Result, over_seeds, run, write_page
+from rota.reproduce.chart import svg, ticks
+from rota.reproduce.gd_bound import TOLERANCE, Problem, breast_cancer, by_hand, descend, factor, quadratic, sharp, worst_ratio, worst_step
+
+PROBLEMS = {"quadratic": quadratic(), "logistic": breast_cancer()}
+
+
+@pytest.fixture(scope="module")
+def quick() -> Result:
+    return run("gd-bound", quick=True)
+
+
+@pytest.fixture(params=PROBLEMS)
+def problem(request: pytest.FixtureRequest) -> Problem:
+    return PROBLEMS[request.param]
+
+
+def hessian(problem: Problem, w: np.ndarray) -> np.ndarray:
+    """By central differences of the written-out gradient."""
+    steps = np.eye(len(w)) * 1e-5
+    columns = [(problem.gradient(w + step) - problem.gradient(w - step)) / 2e-5 for step in steps]
+    return np.stack(columns)
+
+
+def test_curvature_is_between_c_and_L(problem: Problem) -> None:
+    generator = np.random.default_rng(0)
+    for scale in (0.0, 0.1, 1.0):
+        eigenvalues = np.linalg.eigvalsh(hessian(problem, scale * generator.standard_normal(problem.x.shape[1])))
+        assert problem.convex - 1e-8 <= eigenvalues[0]
+        assert eigenvalues[-1] <= problem.smooth + 1e-8
+        if problem.name == "quadratic":
+            assert eigenvalues[[0, -1]] == pytest.approx([problem.convex, problem.smooth], abs=1e-8)
+
+
+def test_best_is_the_minimum_by_another_optimiser() -> None:
+    from scipy.optimize import minimize
+
+    problem = PROBLEMS["logistic"]
+
+    def value(w: np.ndarray) -> float:
+        z = problem.x @ w
+        return float(np.mean(np.logaddexp(0, z) - problem.y * z) + problem.ridge / 2 * w @ w)
+
+    found = minimize(value, np.zeros(problem.x.shape[1]), jac=problem.gradient, method="BFGS", options={"gtol": 1e-9})
+    assert problem.best == pytest.approx(found.fun, abs=TOLERANCE)
+    assert problem.smooth_at_best == pytest.approx(np.linalg.eigvalsh(hessian(problem, found.x))[-1], abs=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0, 1.5, 1.9])
+def test_gap_is_under_the_bound(problem: Problem, rate: float) -> None:
+    lr = rate / problem.smooth
+    shrink = factor(problem, lr)
+    assert shrink is not None
+    assert shrink < 1
+    gap = descend(problem, lr, 40, seed=7).gap
+    assert gap[-1] < gap[0]
+    assert worst_ratio(gap, shrink) <= 1
+    assert worst_step(gap) <= sharp(problem, lr)
+
+
+def test_factor() -> None:
+    problem = PROBLEMS["quadratic"]
+    assert factor(problem, 0.5 / problem.smooth) == 1 - 0.5 * problem.convex / problem.smooth
+    assert factor(problem, 1 / problem.smooth) == pytest.approx(sharp(problem, 1 / problem.smooth))
+    assert factor(problem, 1.5 / problem.smooth) == pytest.approx(1 - 0.75 * problem.convex / problem.smooth)
+    assert factor(problem, 2 / problem.smooth) is None
+
+
+def test_a_wrong_constant_is_caught() -> None:
+    """With c ten times too large the slowest direction is slower than the bound allows."""
+    problem = PROBLEMS["quadratic"]
+    lr = 1 / problem.smooth
+    gap = descend(problem, lr, 60).gap
+    wrong = replace(problem, convex=10 * problem.convex)
+    shrink = factor(wrong, lr)
+    assert shrink is not None
+    assert worst_ratio(gap, shrink) > 2
+    assert worst_step(gap) > shrink
+
+
+def test_rounding_is_forgiven_only_up_to_the_tolerance() -> None:
+    assert worst_ratio(np.array([1.0, 0.5 + 0.9 * TOLERANCE, 0.0]), 0.5) <= 1
+    assert worst_ratio(np.array([1.0, 0.5 + 2 * TOLERANCE, 0.0]), 0.5) > 1
+    assert worst_step(np.array([1.0, 1e-16, 3e-16])) < 0.01
+
+
+def test_above_two_over_L() -> None:
+    """The quadratic diverges, by ((1 - 2.1)^2 =) 1.21 a step in the end; the logistic loss, flatter at its minimum, does not."""
+    far, flat = (descend(p, 2.1 / p.smooth, 60).gap for p in PROBLEMS.values())
+    assert far[-1] > far[0]
+    assert far[-1] / far[-2] == pytest.approx(1.21, abs=1e-3)
+    assert flat[-1] < 0.1 * flat[0]
+
+
+@pytest.mark.parametrize("workers", [2, 4, 7])
+def test_workers_make_the_same_steps(problem: Problem, workers: int) -> None:
+    lr = 1 / problem.smooth
+    together = descend(problem, lr, 20, workers=workers).iterates
+    assert together.dtype == np.float64
+    np.testing.assert_allclose(together, by_hand(problem, lr, 20), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(together, descend(problem, lr, 20).iterates, rtol=0, atol=1e-13)
+
+
+def test_every_claim_of_the_quick_run_holds(quick: Result) -> None:
+    assert quick.quick
+    assert len(quick.checks) == 7
+    assert quick.ok, quick.checks
+    assert not replace(quick, checks={**quick.checks, "the moon is a cheese": False}).ok
+
+
+def test_rows_are_the_contract(quick: Result) -> None:
+    rows = json.loads(json.dumps(quick.rows, allow_nan=False))
+    for row in rows:
+        assert list(row) == ["quantity", "paper", "measured", "low", "high", "seeds"]
+        assert row["low"] <= row["measured"] <= row["high"]
+        assert row["seeds"] == 1
+    assert len({row["quantity"] for row in rows}) == len(rows)
+    ratios = [row for row in rows if "gap / bound" in row["quantity"]]
+    assert len(ratios) == 8
+    assert all(row["high"] <= row["paper"] == 1 for row in ratios)
+
+
+def test_page(quick: Result, tmp_path: Path) -> None:
+    page = write_page(quick, tmp_path / "results")
+    assert page == tmp_path / "results" / "gd-bound.md"
+    text = page.read_text(encoding="utf-8")
+    assert "rota reproduce gd-bound --quick" in text
+    assert "torch" in text.splitlines()[-1]
+    assert sum(line.startswith("|") for line in text.splitlines()) == 2 + len(quick.rows)
+    assert "| quadratic, lr 2.1/L: diverged (last gap > first gap) | – | 1 | 1 | 1 | 1 |" in text
+    for chart in quick.charts:
+        assert f"(gd-bound-{chart.name}.svg)" in text
+        picture = ElementTree.parse(page.with_name(f"gd-bound-{chart.name}.svg"))
+        assert len([e for e in picture.iter() if e.get("stroke-dasharray")]) == 4
+    assert write_page(quick, tmp_path / "results") == page  # a second time over the first
+
+
+def test_a_failed_claim_is_seen_on_the_page(tmp_path: Path) -> None:
+    result = Result("x", "X", "Text.", [over_seeds("a", None, [1.0, 2.0, 6.0])], checks={"water is dry": False})
+    text = write_page(result, tmp_path).read_text(encoding="utf-8")
+    assert "**no**: water is dry" in text
+    assert "| a | – | 3 | 1 | 6 | 3 |" in text
+
+
+def test_names() -> None:
+    assert "gd-bound" in REPRODUCTIONS
+    assert all((function.__doc__ or "").strip() for function in REPRODUCTIONS.values())
+    with pytest.raises(BadInput, match="did you mean 'gd-bound'"):
+        run("gd-bond")
+
+
+@given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=20))
+def test_ticks_span_the_values(values: list[float]) -> None:
+    marks = ticks(values)
+    assert marks[0] <= min(values) + 1e-9 * abs(min(values))
+    assert marks[-1] >= max(values) - 1e-9 * abs(max(values))
+    assert 2 <= len(marks) <= 9
+    assert all(a < b for a, b in itertools.pairwise(marks))
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=10))
+def test_svg_keeps_lines_inside(points: list[tuple[float, float]]) -> None:
+    line = Line("a < b & c", *zip(*points, strict=True))
+    root = ElementTree.fromstring(svg(Chart("c", "a < b", "x & y", "y", [line, Line("", [points[0][0]], [points[0][1]], 9, True)])))
+    width, height = map(float, root.get("viewBox", "").split()[2:])
+    drawn = [e.get("d", "") for e in root.iter() if e.get("stroke-width") == "1.8" and "h24" not in e.get("d", "")]
+    assert len(drawn) == 2
+    for x, y in (map(float, point.split()) for point in drawn[0].lstrip("M").split("L")):
+        assert math.isfinite(x)
+        assert -0.1 <= x <= width + 0.1
+        assert -0.1 <= y <= height + 0.1
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 9))
+def test_mean_of_equal_values_is_that_value(value: float, seeds: int) -> None:
+    row = over_seeds("a", 1.0, [value] * seeds)
+    assert row["low"] == row["measured"] == row["high"] == value
+    assert row["seeds"] == seeds

@@ -1,0 +1,743 @@
+"""Exact resume: however a run ends, going on with it gives the bytes that a run without the end would have given."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import federation, linear, network
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+import rota
+from rota import experiment as experiments
+from rota import rng, weights
+from rota.data.federation import Array
+from rota.engine import ENGINES, Score, Sequential
+from rota.errors import BadInput
+from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, Yogi
+from rota.experiment import Interrupted, execute
+from rota.loop import Experiment, State
+from rota.plan import Chunk, Plan, Seen, Task
+from rota.record import Record
+from rota.sampling import SAMPLERS
+from rota.store import Folder, checkpoint, refuse_used
+from rota.weights import Weights
+
+SIZES = [5, 12, 7, 9, 8, 6, 5, 4, 6, 5, 7, 3]
+
+
+@dataclass(frozen=True)
+class Curious:
+    """A sampler with every kind of memory: whom it draws depends on all that it has seen."""
+
+    def init(self, shares: Array) -> dict[str, Array]:
+        clients = shares.shape[1]
+        return {
+            "loss": np.ones(clients),
+            "norm": np.ones((2, clients), np.float32),
+            "drawn": np.zeros(clients, np.int64),
+            "known": np.zeros(clients, bool),
+            "round": np.array(0, np.uint8),
+            "nothing": np.empty((0, 3), np.float16),
+        }
+
+    def draw(self, state: dict[str, Array], shares: Array, generator: np.random.Generator) -> Plan:
+        score = state["loss"] + state["norm"].sum(axis=0) / (1 + state["drawn"]) + 3 * ~state["known"] + state["round"] / 100
+        probability = np.broadcast_to(np.minimum(1, 3 * score / score.sum()), shares.shape)
+        model, client = np.nonzero(generator.random(shares.shape) < probability)
+        p = probability[model, client]
+        return Plan(client, model, p, shares[model, client] / p)
+
+    def observe(self, state: dict[str, Array], plan: Plan, seen: Seen) -> dict[str, Array]:
+        new = {name: value.copy() for name, value in state.items()}
+        new["loss"][plan.client] = seen.loss
+        new["norm"][:, plan.client] = seen.norm
+        new["drawn"][plan.client] += 1
+        new["known"][plan.client] = True
+        new["round"] = np.array(state["round"] + 1, np.uint8)
+        return new
+
+
+def make(**changes: Any) -> Experiment:
+    """Two models, BatchNorm and dropout in one of them, a sampler and a server with a memory."""
+    data = federation(SIZES, own_test=True)
+    tasks = [Task(network, data, batch=4, name="net"), Task(linear, federation(SIZES, seed=1), batch=None, name="line")]
+    return Experiment(**{"tasks": tasks, "sampler": Curious(), "server": Adam(), "rounds": 4, "seed": 3, **changes})
+
+
+class Toy:
+    """An engine that takes no time: a row's update is made of the model, the row's own stream and nothing else."""
+
+    def __init__(self, tasks: list[Task], *_: Any) -> None:
+        self.models = [weights.read(task.build()) for task in tasks]
+
+    def initial(self) -> list[Weights]:
+        return self.models
+
+    def train(self, models: list[Weights], plan: Plan, now: int, *_: Any) -> Iterator[Chunk]:
+        for row, (client, model) in enumerate(zip(plan.client.tolist(), plan.model.tolist(), strict=True)):
+            noise = rng.uniform(rng.as_tensor([rng.key(now, client, model)]), len(models[model].params))
+            update = models[model].params[None] / 10 + noise
+            one = np.ones(1)
+            yield Chunk(np.array([row]), model, update, models[model].buffers[None] / 2, update.mean(1).numpy(), one, one, [""])
+
+    def evaluate(self, models: list[Weights]) -> list[Score]:
+        return [Score(float(model.params.sum()), float(model.params.sigmoid().mean())) for model in models]
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that must not depend on how often the run was broken off: every byte but the wall-clock time's."""
+    newest = max((folder / "checkpoint").iterdir())
+    out: dict[str, Any] = {"checkpoint": newest.name, "state": (newest / "state.safetensors").read_bytes()}
+    for path in (newest / "state.json", folder / "summary.json"):
+        out[path.name] = json.loads(path.read_text())
+        assert out[path.name].pop("wall_seconds") >= 0
+    for path in (folder / "config.toml", folder / "rounds.jsonl", folder / "data.json", *folder.glob("models/*")):
+        out[path.name] = path.read_bytes()
+    return out
+
+
+def tidy(folder: Path) -> bool:
+    """Nothing half-written, and no more checkpoints than are kept."""
+    return not list(folder.rglob("*.part")) and len(list((folder / "checkpoint").iterdir())) <= checkpoint.KEPT
+
+
+def go_on(experiment: Experiment, folder: Path, engine: str = "auto") -> None:
+    """What a user does after a crash: resume, or start where nothing had begun."""
+    execute(experiment, out=folder, resume=(folder / "config.toml").exists(), engine=engine)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toy for an engine; and no waiting for the disk, which matters when the power fails, and not to a process that dies."""
+    monkeypatch.setitem(ENGINES, "toy", Toy)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint after every round, as if rounds took long."""
+    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `make()` comes to."""
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    execute(make(), out=folder)
+    assert tidy(folder)
+    return contents(folder)
+
+
+@pytest.fixture
+def unbroken_toy(tmp_path: Path) -> dict[str, Any]:
+    execute(make(), engine="toy", out=tmp_path / "unbroken")
+    return contents(tmp_path / "unbroken")
+
+
+def stop_after(number: int, error: BaseException) -> Callable[[Record], None]:
+    def watch(record: Record) -> None:
+        if record["round"] == number:
+            raise error
+
+    return watch
+
+
+# ---- a State goes to disk and comes back
+
+
+def bits(value: Any) -> tuple[Any, ...]:
+    """A tensor's or an array's dtype, shape and bytes: NaNs and minus zero count."""
+    if isinstance(value, torch.Tensor):
+        content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        return str(value.dtype), tuple(value.shape), content
+    return str(value.dtype), value.shape, value.tobytes()
+
+
+def same(one: State, other: State) -> bool:
+    def named(state: State) -> dict[str, Any]:
+        groups = {"sampler": state.sampler, "estimator": state.estimator}
+        groups |= {f"server {s}": moments for s, moments in enumerate(state.server)}
+        groups |= {f"model {s}": model._asdict() for s, model in enumerate(state.models)}
+        return {f"{group} {name}": bits(value) for group, values in groups.items() for name, value in values.items()}
+
+    def numbers(state: State) -> list[Any]:
+        return [state.round, state.seconds, state.bytes_up, state.bytes_down]
+
+    return named(one) == named(other) and numbers(one) == numbers(other)
+
+
+DTYPES = [np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=8)
+TENSORS = st.dictionaries(NAMES, ARRAYS.map(torch.from_numpy), max_size=3)
+FLAT = arrays.arrays(np.float32, st.integers(0, 9)).map(torch.from_numpy)
+STATES = st.integers(1, 11).flatmap(
+    lambda count: st.builds(
+        State,
+        round=st.integers(0, 10**7),
+        models=st.lists(st.builds(Weights, FLAT, FLAT), min_size=count, max_size=count),
+        sampler=st.dictionaries(NAMES, ARRAYS | ARRAYS.map(np.transpose), max_size=3),
+        estimator=TENSORS,
+        server=st.lists(TENSORS, min_size=count, max_size=count),
+        seconds=st.floats(0, allow_nan=False),
+        bytes_up=st.integers(0, 2**70),
+        bytes_down=st.integers(0, 2**70),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("states") / "checkpoint"
+
+
+@settings(deadline=None, max_examples=60)
+@given(state=STATES, wall=st.floats(0, 1e9))
+def test_state_round_trip(place: Path, state: State, wall: float) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    checkpoint.save(place, state, wall)
+    like = replace(state, round=0, sampler={}, estimator={}, server=[{} for _ in state.models])
+    loaded = checkpoint.load(place, like)
+    assert loaded is not None
+    assert same(loaded[0], state)
+    assert loaded[1] == wall
+
+
+def test_awkward_arrays(tmp_path: Path) -> None:
+    """What policies may well return: views, the same array twice, arrays that may not be written to, arrays laid out backwards."""
+    base = torch.arange(12.0)
+    locked = np.arange(3)
+    locked.flags.writeable = False
+    state = State(
+        round=1,
+        models=[Weights(base[:4], base[4:4])],
+        sampler={"locked": locked, "backwards": np.arange(4)[::-1], "again": locked, "columns": np.eye(3)[:, 1]},
+        estimator={"model": base[:4], "row": base.view(3, 4)[1], "columns": base.view(3, 4).T, "half": base[6:].to(torch.bfloat16)},
+        server=[{"momentum": base, "step": torch.tensor(3.0)}],
+    )
+    checkpoint.save(tmp_path, state, 0.0)
+    loaded = checkpoint.load(tmp_path, replace(state, sampler={}, estimator={}, server=[{}]))
+    assert loaded is not None
+    assert same(loaded[0], state)
+    assert all(array.flags.writeable for array in loaded[0].sampler.values())
+    assert all(t.data_ptr() % 64 == 0 for t in (*loaded[0].estimator.values(), *loaded[0].models[0]) if t.numel())
+
+
+def test_numbering(tmp_path: Path) -> None:
+    run = execute(make(), out=tmp_path / "run")
+    assert run.state.round == 4
+    assert [record["round"] for record in run.records] == [1, 2, 3, 4]
+    assert (tmp_path / "run" / "checkpoint" / "00000004").is_dir()
+    assert run.rounds["round"] == [1, 2, 3, 4]
+
+
+def test_models_are_written_by_their_own_names(tmp_path: Path) -> None:
+    """A task's name may be anything; a module loads its file."""
+    data = federation(SIZES)
+    experiment = make(tasks=[Task(network, data, name="a/b ü"), Task(linear, data, name="..")])
+    run = execute(experiment, out=tmp_path / "run")
+    files = sorted((tmp_path / "run" / "models").iterdir())
+    assert [file.name for file in files] == ["...safetensors", "a%2Fb %C3%BC.safetensors"]
+    for file, name in zip(files, ["..", "a/b ü"], strict=True):
+        module = experiment.tasks[experiment.names.index(name)].build(seed=9)
+        module.load_state_dict(load_file(file))
+        assert all(torch.equal(one, other) for one, other in zip(module.parameters(), run.models[name].parameters(), strict=True))
+
+
+# ---- the rounds break off, with time to save
+
+
+@pytest.mark.parametrize("server", [Sgd(), Sgd(momentum=0.9), Adam(), Yogi()], ids=repr)
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("sequential", "batched")])
+def test_resume_after_any_round(tmp_path: Path, server: Any, engine: str) -> None:
+    """Stopped in every round, each time by something else."""
+    experiment = make(server=server, evaluate=3, rounds=5)
+    execute(experiment, engine=engine, out=tmp_path / "whole")
+    folder = tmp_path / "broken"
+    for number in range(1, 5):
+        error: BaseException = KeyboardInterrupt() if number % 2 else RuntimeError("the screen broke")
+        with pytest.raises((Interrupted, RuntimeError)):
+            execute(experiment, engine=engine, out=folder, resume=number > 1, watch=stop_after(number, error))
+        assert [path.name for path in (folder / "checkpoint").iterdir()].count(f"{number:08d}") == 1
+    run = execute(experiment, engine=engine, out=folder, resume=True)
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert tidy(folder)
+    assert [record["accuracy"] is not None for record in run.records] == [n % 3 == 0 or n == 5 for n in range(1, 6)]
+
+
+MEMBERS = [("sampler", SAMPLERS[name]) for name in SAMPLERS]
+MEMBERS += [("estimator", ESTIMATORS[name]) for name in ESTIMATORS]
+MEMBERS += [("server", SERVERS[name]) for name in SERVERS]
+
+
+@pytest.mark.parametrize(("kind", "member"), MEMBERS, ids=[f"{kind}-{member.__name__}" for kind, member in MEMBERS])
+def test_every_policy_survives_ctrl_c_inside_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, member: Any) -> None:
+    """The checkpoint of an interrupted round is that of the round before, so no policy may have written into its state yet."""
+    experiment = make(**{kind: member()})
+    execute(experiment, engine="sequential", out=tmp_path / "whole")
+    chunks = 0
+    train = Sequential.train
+
+    def interrupted(self: Sequential, models: list[Weights], plan: Plan, now: int) -> Iterator[Chunk]:
+        nonlocal chunks
+        for chunk in train(self, models, plan, now):
+            yield chunk
+            chunks += 1
+            if chunks == total:
+                raise KeyboardInterrupt
+
+    # in the middle of a round, and after its last update came in
+    records = [json.loads(line) for line in (tmp_path / "whole" / "rounds.jsonl").read_text().splitlines()]
+    rows = [sum(len(clients) for clients in record["cohort"].values()) for record in records]
+    for total in (sum(rows[:2]) + rows[2] // 2, sum(rows[:3])):
+        chunks = 0
+        folder = tmp_path / f"after {total}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Sequential, "train", interrupted)
+            with pytest.raises(Interrupted) as stop:
+                execute(experiment, engine="sequential", out=folder)
+        assert stop.value.folder == folder
+        assert max((folder / "checkpoint").iterdir()).name == "00000002"
+        execute(experiment, engine="sequential", out=folder, resume=True)
+        assert contents(folder) == contents(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("every_round")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file opened, and interrupted before its `with`
+def test_ctrl_c_at_any_line(tmp_path: Path, unbroken_toy: dict[str, Any]) -> None:
+    """Ctrl-C anywhere in the code that plays and keeps the rounds: the run says so and can be resumed, exactly."""
+    watched = {experiments.__file__, checkpoint.__file__, sys.modules[Folder.__module__].__file__}
+    experiment = make()
+
+    def interrupt_at(line: int, folder: Path) -> bool:
+        """Run with a Ctrl-C at one line; False where the run ended before it came there."""
+        left = line
+        armed = False
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG001
+            nonlocal left, armed
+            if frame.f_code.co_filename not in watched:
+                return None
+            armed = armed or frame.f_code.co_name == "_play"
+            if event == "line" and armed:
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            execute(experiment, engine="toy", out=folder)
+        except Interrupted:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    line = 1
+    while interrupt_at(line, folder := tmp_path / str(line)):
+        execute(experiment, engine="toy", out=folder, resume=True)
+        assert contents(folder) == unbroken_toy, f"line {line}"
+        assert tidy(folder)
+        line += 11
+    assert line > 200
+
+
+def test_target_survives_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that had reached its target does nothing more, and still writes its summary."""
+    data = federation([30] * 12)
+    experiment = make(tasks=[Task(linear, data)], server=Sgd(), rounds=50, target=0.8)
+    whole = execute(experiment, engine="sequential", out=tmp_path / "whole")
+    assert 2 < whole.state.round < 50
+    with pytest.raises(Interrupted):
+        execute(experiment, engine="sequential", out=tmp_path / "run", watch=stop_after(whole.state.round, KeyboardInterrupt()))
+    assert not (tmp_path / "run" / "summary.json").exists()
+    monkeypatch.setattr(Sequential, "train", None)
+    for _ in range(2):
+        run = execute(experiment, engine="sequential", out=tmp_path / "run", resume=True)
+        assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+        assert {**run.summary, "wall_seconds": 0} == {**whole.summary, "wall_seconds": 0}
+        assert run.rounds == whole.rounds
+
+
+def test_from_python(tmp_path: Path) -> None:
+    """rota.run with the same objects; what has no recipe is described in words, and compared by them."""
+    task = Task(network, federation(SIZES), batch=4)
+    settings: dict[str, Any] = {"sampler": Curious(), "server": Yogi(lr=0.1), "rounds": 4, "evaluate": 3, "device": "cpu"}
+    rota.run([task], out=tmp_path / "whole", **settings)
+    with pytest.raises(Interrupted):
+        rota.run([task], out=str(tmp_path / "run"), watch=stop_after(2, KeyboardInterrupt()), **settings)
+    run = rota.run([task], out=tmp_path / "run", resume=True, **settings)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert len(run.records) == 4
+    with pytest.raises(BadInput, match=r"server\.lr was 0\.1 and is now 0\.2"):
+        rota.run([task], out=tmp_path / "run", resume=True, **{**settings, "server": Yogi(lr=0.2)})
+    with pytest.raises(BadInput, match="already in use: add --resume"):
+        rota.run([task], out=tmp_path / "run", **settings)
+
+
+# ---- the process dies, without time for anything
+
+
+OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
+
+
+def die_at(operation: int, torn: bool, experiment: Experiment, folder: Path) -> int:
+    """Run or resume in a process that dies just before its n-th file operation: its status, 0 where it came to its end before.
+
+    `torn`: what it wrote last is only half there.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking while there are threads
+        child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = operation
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in OPERATIONS and (event != "open" or str(folder) in str(arguments[0])):
+            left -= 1
+            if left == 0:
+                if torn:
+                    tear(folder)
+                os._exit(137)
+
+    try:
+        sys.addaudithook(hook)
+        go_on(experiment, folder, "toy")
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def tear(folder: Path) -> None:
+    """Cut the file that was written last: a file aside loses half, rounds.jsonl the end of its last line, others were whole before."""
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.exists() else []
+    last = max(files, key=lambda path: path.stat().st_mtime_ns, default=folder)
+    if last.name == "rounds.jsonl":
+        os.truncate(last, max(0, last.stat().st_size - 20))
+    elif ".part" in str(last):
+        os.truncate(last, last.stat().st_size // 2)
+
+
+@pytest.mark.usefixtures("every_round")
+def test_killed_at_every_file_operation(tmp_path: Path) -> None:
+    """Die before operation k, resume and die there again (one of the two inside a write), resume and end: for every k."""
+    experiment = make(rounds=3)
+    execute(experiment, engine="toy", out=tmp_path / "unbroken")
+    operation, status = 0, 137
+    while status == 137:
+        operation += 1
+        folder = tmp_path / str(operation)
+        status = die_at(operation, operation % 2 == 0, experiment, folder)
+        assert die_at(operation, operation % 2 == 1, experiment, folder) in (0, 137)
+        go_on(experiment, folder, "toy")
+        assert contents(folder) == contents(tmp_path / "unbroken"), f"operation {operation}"
+        assert tidy(folder)
+    assert status == 0
+    assert operation > 50
+
+
+@pytest.mark.usefixtures("every_round")
+def test_nothing_counts_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For when the power fails: what gets its final name is synced, whole, and so are the lines that a checkpoint relies on."""
+    synced: dict[int, int] = {}
+    renamed = []
+
+    def fsync(handle: int) -> None:
+        synced[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    def checked(rename: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def call(source: Path, target: Path) -> None:
+            files = [source, *source.rglob("*")]
+            if source.is_dir():
+                files.append(tmp_path / "run" / "rounds.jsonl")
+            for file in files:
+                assert synced.get(file.stat().st_ino) == file.stat().st_size, file
+            rename(source, target)
+            renamed.append(target.name)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", checked(os.rename))
+    monkeypatch.setattr(os, "replace", checked(os.replace))
+    execute(make(rounds=2), engine="toy", out=tmp_path / "run")
+    models = ["net.safetensors", "line.safetensors"]
+    assert renamed == ["config.toml", "data.json", "00000001", "00000002", *models, "summary.json"]
+
+
+def test_half_a_line(tmp_path: Path, unbroken: dict[str, Any]) -> None:
+    """A kill inside `append` may leave any part of the line."""
+    experiment = make()
+    with pytest.raises(Interrupted):
+        execute(experiment, out=tmp_path / "run", watch=stop_after(2, KeyboardInterrupt()))
+    lines = unbroken["rounds.jsonl"].splitlines(keepends=True)
+    for length in (0, 1, len(lines[2]) // 2, len(lines[2]) - 1, len(lines[2]), len(lines[2]) + 5):
+        folder = tmp_path / str(length)
+        shutil.copytree(tmp_path / "run", folder)
+        (folder / "rounds.jsonl").write_bytes(b"".join([*lines[:2], (lines[2] + lines[3])[:length]]))
+        execute(experiment, out=folder, resume=True)
+        assert contents(folder) == unbroken
+
+
+# ---- the disk forgets, or is full
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, every_round: None) -> Path:  # noqa: ARG001
+    """`make()` stopped after its third round, with checkpoints of rounds 2 and 3."""
+    with pytest.raises(Interrupted):
+        execute(make(), out=tmp_path / "run", watch=stop_after(3, KeyboardInterrupt()))
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir()) == ["00000002", "00000003"]
+    return tmp_path / "run"
+
+
+def flip(path: Path, position: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(position * len(content))] ^= 16
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flipped bit in a tensor": lambda path: flip(path / "state.safetensors", 0.9),
+    "flipped bit in the header": lambda path: flip(path / "state.safetensors", 0.01),
+    "flipped bit in a number": lambda path: flip(path / "state.json", 0.1),
+    "another digit": lambda path: (path / "state.json").write_text(
+        (path / "state.json").read_text().replace('"bytes_up": ', '"bytes_up": 1')
+    ),
+    "not text": lambda path: (path / "state.json").write_bytes(b"\xff\xfe" * 40),
+    "half a tensor file": lambda path: os.truncate(path / "state.safetensors", 500),
+    "empty tensor file": lambda path: os.truncate(path / "state.safetensors", 0),
+    "half a number file": lambda path: os.truncate(path / "state.json", 20),
+    "empty number file": lambda path: os.truncate(path / "state.json", 0),
+    "no tensor file": lambda path: (path / "state.safetensors").unlink(),
+    "no number file": lambda path: (path / "state.json").unlink(),
+    "nothing": lambda path: [file.unlink() for file in path.iterdir()] and None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_checkpoint(
+    stopped: Path, unbroken: dict[str, Any], caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    """The one before is taken, and said so; its own round is saved anew."""
+    damage(stopped / "checkpoint" / "00000003")
+    execute(make(), out=stopped, resume=True, watch=(seen := []).append)
+    assert [record["round"] for record in seen] == [3, 4]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the checkpoint {stopped / 'checkpoint' / '00000003'} is damaged: going on from round 2"
+    ]
+    assert contents(stopped) == unbroken
+    loaded = checkpoint.load(stopped / "checkpoint", replace(execute(make(rounds=1)).state, round=0))
+    assert loaded is not None
+    assert loaded[0].round == 4
+
+
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_any_damage_is_noticed(place: Path, data: st.DataObject) -> None:
+    """Every byte of a checkpoint but its wall-clock time matters: a flipped bit or a lost end never goes unnoticed."""
+    shutil.rmtree(place, ignore_errors=True)
+    state = State(1, [Weights(torch.arange(4.0), torch.empty(0))], {"p": np.arange(3)}, {}, [{}], 1.5, 7, 8)
+    checkpoint.save(place, state, 0.0)
+    path = place / "00000001" / data.draw(st.sampled_from(["state.safetensors", "state.json"]))
+    content = bytearray(path.read_bytes())
+    numbers = content.find(b', "wall_seconds') if path.name == "state.json" else len(content)
+    position = data.draw(st.integers(0, numbers - 1))
+    if data.draw(st.booleans()):
+        content[position] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del content[position:]
+    path.write_bytes(content)
+    logging.disable()
+    try:
+        assert checkpoint.load(place, state) is None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_no_checkpoint_is_whole(stopped: Path, unbroken: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Then the run starts again from its beginning: slower, but the same."""
+    for name in ("00000002", "00000003"):
+        os.truncate(stopped / "checkpoint" / name / "state.safetensors", 100)
+    execute(make(), out=stopped, resume=True)
+    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["going on from round 0"] * 2
+    assert contents(stopped) == unbroken
+
+
+def test_half_deleted_old_checkpoint(stopped: Path, unbroken: dict[str, Any]) -> None:
+    """A kill while an old checkpoint is being deleted, or a new one being written, leaves pieces: passed over, then removed."""
+    for name, missing in (("00000001", "state.json"), ("00000000", "state.safetensors"), (".00000009.part", "state.json")):
+        shutil.copytree(stopped / "checkpoint" / "00000002", stopped / "checkpoint" / name)
+        (stopped / "checkpoint" / name / missing).unlink()
+    execute(make(), out=stopped, resume=True)
+    assert contents(stopped) == unbroken
+    assert tidy(stopped)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_lost_lines(stopped: Path, kept: int) -> None:
+    """rounds.jsonl shorter than the checkpoint: nothing of what is left may be thrown away."""
+    lines = (stopped / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (stopped / "rounds.jsonl").write_bytes(b"".join(lines[:kept]))
+    for _ in range(2):
+        with pytest.raises(BadInput, match=rf"rounds\.jsonl has {kept} lines, but the checkpoint is of round 3"):
+            execute(make(), out=stopped, resume=True)
+    (stopped / "rounds.jsonl").write_bytes(b"".join(lines))
+    execute(make(), out=stopped, resume=True)
+
+
+def test_damaged_line(stopped: Path) -> None:
+    lines = (stopped / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (stopped / "rounds.jsonl").write_bytes(lines[0] + b"\xff" + lines[1][1:] + lines[2])
+    with pytest.raises(BadInput, match=r"line 2 of .* is damaged"):
+        execute(make(), out=stopped, resume=True)
+
+
+def test_another_model_in_the_checkpoint(stopped: Path) -> None:
+    """Where the words for two networks are the same, their sizes still tell them apart."""
+    config = (stopped / "config.toml").read_text()
+    tasks = [replace(make().tasks[0], model=lambda shape, classes: network(shape, classes + 1)), make().tasks[1]]
+    other = make(tasks=tasks)
+    with Folder.reopen(stopped, experiments.describe(make())) as folder, pytest.raises(BadInput, match="holds other models"):
+        folder.read_state(execute(replace(other, rounds=1)).state)
+    assert (stopped / "config.toml").read_text() == config
+    assert len(list((stopped / "checkpoint").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("every_round")
+@pytest.mark.parametrize("victim", ["tensors", "line"])
+def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: dict[str, Any], victim: str) -> None:
+    """The run fails, the last good checkpoint stays, and with room on the disk it goes on."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    append, save_file = Folder.append, checkpoint.save_file
+
+    def no_room_for_the_line(self: Folder, record: Record) -> None:
+        append(self, record)
+        if record["round"] == 3:
+            os.truncate(self.path / "rounds.jsonl", (self.path / "rounds.jsonl").stat().st_size - 30)
+            raise full
+
+    def no_room_for_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if "00000003" in str(path):
+            path.write_bytes(b"half")
+            raise SafetensorError(str(full))
+        save_file(tensors, path)
+
+    with monkeypatch.context() as patch:
+        if victim == "line":
+            patch.setattr(Folder, "append", no_room_for_the_line)
+        else:
+            patch.setattr(checkpoint, "save_file", no_room_for_tensors)
+        with pytest.raises((OSError, SafetensorError), match="No space left"):
+            execute(make(), out=tmp_path / "run")
+    good = [path.name for path in sorted((tmp_path / "run" / "checkpoint").iterdir()) if not path.name.startswith(".")]
+    assert good == ["00000001", "00000002"]
+    execute(make(), out=tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == unbroken
+    assert tidy(tmp_path / "run")
+
+
+# ---- which folder a run may use
+
+
+def test_new_folder(tmp_path: Path) -> None:
+    refuse_used(tmp_path / "absent")
+    refuse_used(tmp_path)
+    (tmp_path / "config.toml.part").write_text("ro")  # a run that died before it began
+    refuse_used(tmp_path)
+    with Folder.create(tmp_path, {"rounds": 1}):
+        assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+    with pytest.raises(BadInput, match="already in use: add --resume to go on with it, or choose another --out"):
+        refuse_used(tmp_path)
+    (tmp_path / "config.toml").rename(tmp_path / "notes.txt")
+    with pytest.raises(BadInput, match="already in use: choose another --out"):
+        refuse_used(tmp_path)
+    with pytest.raises(BadInput, match="is a file: choose another --out"):
+        refuse_used(tmp_path / "notes.txt")
+    with (
+        pytest.raises(BadInput, match=r"cannot write to the output folder .*notes.txt/run \(Not a directory\)"),
+        Folder.create(tmp_path / "notes.txt" / "run", {}),
+    ):
+        pass
+
+
+def test_resume_says_what_differs(tmp_path: Path) -> None:
+    made = {"rounds": 3, "target": 0.5, "sampler": {"name": "uniform", "budget": 5.0}, "task": [{"lr": 0.1}, {"lr": 0.1, "sizes": [1, 2]}]}
+    with pytest.raises(BadInput, match=r"no run to resume in .*: leave --resume out"), Folder.reopen(tmp_path, made):
+        pass
+    with Folder.create(tmp_path, made):
+        pass
+
+    def refusal(**changes: Any) -> str:
+        with pytest.raises(BadInput) as refused, Folder.reopen(tmp_path, {**made, **changes}):
+            pass
+        return str(refused.value)
+
+    assert "(rounds was 3 and is now 4)" in refusal(rounds=4)
+    assert str(tmp_path / "config.toml") in refusal(rounds=4)
+    assert "(task.1.lr was 0.1 and is now 0.2)" in refusal(task=[{"lr": 0.1}, {"lr": 0.2, "sizes": [1, 2]}])
+    assert "(task.1.sizes.1 was 2 and is now not set)" in refusal(task=[{"lr": 0.1}, {"lr": 0.1, "sizes": [1]}])
+    assert '(sampler.name was "uniform" and is now "full", sampler.budget was 5.0 and is now not set)' in refusal(sampler={"name": "full"})
+    assert "(rounds was 3 and is now 1, target was 0.5 and is now 0.1, seed was not set and is now 2 and 1 more)" in refusal(
+        rounds=1, target=0.1, seed=2, evaluate=5
+    )
+    # the same values in other words are the same configuration
+    text = (tmp_path / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text("# my run\n" + text.replace("5.0", "5"))
+    with Folder.reopen(tmp_path, made):
+        pass
+    (tmp_path / "config.toml").write_text(text[:-4])
+    assert "cannot be read" in refusal()
+
+
+def hold(folder: Path, ready: Any, done: Any) -> None:
+    with Folder.reopen(folder, {}):
+        ready.set()
+        done.wait()
+
+
+def test_one_process_a_folder(tmp_path: Path) -> None:
+    """Another process is told so; a killed one leaves no lock behind."""
+    with Folder.create(tmp_path, {}), pytest.raises(BadInput, match="another process is running in"), Folder.reopen(tmp_path, {}):
+        pass
+    context = multiprocessing.get_context("forkserver")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(tmp_path, ready, done))
+    other.start()
+    assert ready.wait(60)
+    with (
+        pytest.raises(BadInput, match=r"another process is running in .*: wait until it ends, or choose another --out"),
+        Folder.reopen(tmp_path, {}),
+    ):
+        pass
+    other.kill()
+    other.join()
+    with Folder.reopen(tmp_path, {}):
+        pass
