@@ -20,9 +20,10 @@ from rota.engine.clock import step_flops
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
+
 def pairs(clients: list[int], models: list[int] | None = None) -> Plan:
     n = len(clients)
-    return Plan(np.array(clients), np.array(models or [0] * n), np.ones(n), np.ones(n))
+    return Plan(np.array(clients, np.int64), np.array(models or [0] * n, np.int64), np.ones(n), np.ones(n))
 
 
 def collect(engine: Engine, models: list[Weights], plan: Plan, now: int = 1) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:

@@ -43,7 +43,7 @@ class TestEverySampler:
             assert ((plan.probability > 0) & (plan.probability <= 1)).all()
 
     def test_the_weighted_sum_is_unbiased_and_inclusion_is_as_said(self, sampler: Sampler) -> None:
-        """Monte Carlo: the mean weight of every pair is its share, and the frequency of a pair its probability, within 5 standard errors."""
+        """Monte Carlo: the mean weight of every pair is its share, and a pair is drawn as often as said, within 5 standard errors."""
         rounds = 4000
         weights = np.zeros((rounds, *SHARES.shape))
         claimed = np.zeros(SHARES.shape)

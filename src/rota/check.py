@@ -39,10 +39,14 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
     for key in ("rounds", "evaluate", "batch", "epochs", "steps"):
         if isinstance(value := values.get(key), int) and value < 1:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 1")
-    if not values.get("lr", 1) > 0:
-        raise BadInput(f"{prefix}lr is {values['lr']}: it must be above 0")
-    if not values.get("prox", 0) >= 0:
-        raise BadInput(f"{prefix}prox is {values['prox']}: it must be at least 0")
+    for key in ("lr", "lr_decay", "clip"):
+        if (value := values.get(key)) is not None and not value > 0:
+            raise BadInput(f"{prefix}{key} is {value}: it must be above 0")
+    for key in ("prox", "momentum", "weight_decay"):
+        if (value := values.get(key)) is not None and not value >= 0:
+            raise BadInput(f"{prefix}{key} is {value}: it must be at least 0")
+    if values.get("nesterov") and not values.get("momentum"):
+        raise BadInput(f"{prefix}nesterov is true, but momentum is 0: set momentum, for example to 0.9")
     target = values.get("target")
     if target is not None and not 0 < target <= 1:
         raise BadInput(f"{prefix}target is {target:g}: it must be an accuracy above 0 and up to 1 (97 % is 0.97)")

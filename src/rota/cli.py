@@ -156,9 +156,9 @@ def _rounds(summary: dict[str, Any]) -> str:
 
 
 class Stopped(Exception):
-    """A run ended before its last round: the exit status, what happened, and the command that goes on with it."""
+    """A run ended before its last round: the exit status, what happened, and the command that goes on with it, if it had begun."""
 
-    def __init__(self, status: int, what: str, again: str) -> None:
+    def __init__(self, status: int, what: str, again: str | None) -> None:
         super().__init__(what)
         self.status = status
         self.again = again
@@ -180,28 +180,22 @@ def _run_one(config: dict[str, Any], title: str, out: Path, engine: str, device:
     except BadInput:
         raise
     except (Interrupted, KeyboardInterrupt) as stop:
-        raise Stopped(130, "interrupted", again) from stop
+        raise Stopped(130, "interrupted", again if (out / "config.toml").exists() else None) from stop
     except Exception as error:
-        raise Stopped(1, f"the run failed: {_what_and_where(error)}", again) from error
+        raise Stopped(1, f"the run failed: {_what_and_where(error)}", again if (out / "config.toml").exists() else None) from error
 
 
 def _check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     """A new run needs a fresh folder, a resumed one the folder of a run with the same configuration."""
-    from rota import recipe as recipes
-    from rota.store import refuse_used
+    from rota.store import Folder, refuse_used
 
     try:
-        if not resume:
-            refuse_used(out)
-            return
-        earlier = out / "config.toml"
-        if not earlier.exists():
-            raise BadInput(f"there is no run to resume in {out}: leave --resume out to start one there")
+        if resume:
+            with Folder.reopen(out, config):
+                return
+        refuse_used(out)
     except OSError as error:
         raise BadInput(f"cannot use the output folder {out} ({error.strerror}): choose another --out") from error
-    difference = recipes.first_difference(recipes.read(str(earlier)), config)
-    if difference:
-        raise BadInput(f"the run in {out} was made with another configuration ({difference}): resume it with its own, {earlier}")
 
 
 def _what_and_where(error: BaseException) -> str:
@@ -431,9 +425,10 @@ def _status(words: list[str]) -> int:
     except Stopped as stop:
         if os.environ.get("ROTA_DEBUG") and stop.status == 1:
             raise
-        kept = "; the checkpoint is written" if stop.status == 130 else "; set ROTA_DEBUG=1 for the traceback"
+        kept = "; the checkpoint is written" * bool(stop.again) if stop.status == 130 else "; set ROTA_DEBUG=1 for the traceback"
         say(f"rota: {stop}{kept}")
-        say(f"rota: to resume: {stop.again}")
+        if stop.again:
+            say(f"rota: to resume: {stop.again}")
         return stop.status
     except Exception as error:
         if os.environ.get("ROTA_DEBUG"):

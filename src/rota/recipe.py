@@ -9,7 +9,7 @@ budget = 10
 data = "digits"                     # a name, or a table with a name and options
 partition = { name = "iid", clients = 20 }
 model = "two_nn"
-lr = 0.1                            # also: batch ("all" for whole-data steps), epochs, steps, prox, name
+lr = 0.1                            # also: batch ("all" for whole-data steps), epochs, steps, name ...: all numbers of rota.Task
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import copy
 import functools
 import inspect
 import tomllib
+import typing
 from collections.abc import Collection
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -41,13 +43,10 @@ TOP: dict[str, tuple[Any, Any]] = {
     "target": (float | None, None),
 }
 POLICIES = {"sampler": ("samplers", "uniform"), "estimator": ("estimators", "unbiased"), "server": ("servers", "sgd")}
+_hints = typing.get_type_hints(Task)
 WORK: dict[str, tuple[Any, Any]] = {
-    "name": (str, ""),
-    "lr": (float, 0.1),
-    "batch": (int | str, 10),
-    "epochs": (int, 1),
-    "steps": (int | None, None),
-    "prox": (float, 0.0),
+    **{each.name: (_hints[each.name], each.default) for each in fields(Task) if each.name not in ("model", "data", "loss", "score")},
+    "batch": (int | str, 10),  # TOML has no null: "all" stands for None
 }
 SIZES = ("budget", "fraction")
 """Two ways to say how many clients a sampler draws."""
@@ -188,21 +187,6 @@ def _resolve_task(raw: Any) -> Config:
         why = f"the data '{task['data']['name']}' come with their own clients"
         raise BadInput(f"'task.partition' is given, but {why}: leave it out (--set task.partition=)")
     return task
-
-
-def first_difference(old: Any, new: Any, where: str = "") -> str | None:
-    """What differs first between two configs, in words; None where nothing does."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        pairs = [(f"{where}.{key}" if where else key, old.get(key), new.get(key)) for key in {**old, **new}]
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        pairs = [(f"{where}.{number}", *pair) for number, pair in enumerate(zip(old, new, strict=True))]
-    else:
-        return None if old == new else f"{where} is {_or_unset(old)} there and {_or_unset(new)} here"
-    return next((found for place, a, b in pairs if (found := first_difference(a, b, place))), None)
-
-
-def _or_unset(value: Any) -> str:
-    return "not set" if value is None else registry.shown(value)
 
 
 def _plain(prefix: str, raw: Config, keys: dict[str, tuple[Any, Any]]) -> Config:

@@ -8,6 +8,7 @@ neither trained nor shared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,13 +29,14 @@ def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.detach().reshape(-1) for t in tensors]) if tensors else torch.empty(0)
+def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([like.new_empty(0), *(t.detach().reshape(-1) for t in tensors)])
 
 
 def read(module: nn.Module) -> Weights:
     """Copy a module's state out."""
-    return Weights(_flat(list(module.parameters())), _flat([b for _, b in _buffers(module)]))
+    params = list(module.parameters())
+    return Weights(_flat(params, params[0]), _flat([b for _, b in _buffers(module)], params[0]))
 
 
 def load(module: nn.Module, weights: Weights) -> None:

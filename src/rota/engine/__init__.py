@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from rota.engine.batched import Batched
 from rota.engine.clock import Devices
 from rota.engine.local import Correction
 from rota.engine.score import Score
@@ -15,7 +16,7 @@ from rota.errors import BadInput, did_you_mean
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
-__all__ = ["ENGINES", "Devices", "Engine", "Score", "Sequential", "make"]
+__all__ = ["ENGINES", "Batched", "Devices", "Engine", "Score", "Sequential", "make"]
 
 
 class Engine(Protocol):
@@ -31,7 +32,7 @@ class Engine(Protocol):
         """Each model's loss and score on the test part."""
 
 
-ENGINES: dict[str, Callable[[list[Task], Devices, int, torch.device], Engine]] = {"sequential": Sequential}
+ENGINES: dict[str, Callable[[list[Task], Devices, int, torch.device], Engine]] = {"sequential": Sequential, "batched": Batched}
 
 
 def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str = "auto") -> Engine:

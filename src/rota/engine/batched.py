@@ -2,7 +2,8 @@
 
 A stack is some rows of one network: their parameters are the rows of one matrix, their mini-batches one tensor, and a local step of all
 of them is one traced list of operators (trace.py). Rows are ordered by their number of steps, and retire from the end of the
-stack as they finish. On a GPU a step is one CUDA graph; on a CPU several stacks run side by side, a thread each.
+stack as they finish. On a GPU a step is one CUDA graph; on a CPU several stacks run side by side, a thread each. Models that differ
+only in their learning rate (a sweep) share their stacks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -20,8 +21,10 @@ from torch import Tensor
 
 from rota.data.federation import Array
 from rota.engine.clock import Devices
-from rota.engine.local import TOO_FEW, Correction
-from rota.engine.schedule import local_steps, schedule, widths
+from rota.engine.cuda import GraphStack
+from rota.engine.fit import best_rows, rows_that_fit
+from rota.engine.local import Correction
+from rota.engine.schedule import Schedule, local_steps, schedule, widths
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.engine.stack import Stack, Steps, active
@@ -30,28 +33,50 @@ from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
 
+@dataclass(frozen=True)
+class Family:
+    """Models whose rows can share a stack: the same network on the same data with the same local work, but for the learning rate."""
+
+    models: list[int]
+    steps: Steps
+
+
+def signature(task: Task) -> tuple[object, ...]:
+    """What tasks must agree on to share stacks."""
+    values = [getattr(task, f.name) for f in fields(Task) if f.name not in ("lr", "lr_decay", "name", "data", "model")]
+    return (id(task.data), id(task.model), *values)
+
+
 class Batched:
     """Trains the rows of a plan in stacks on one device. What cannot be stacked goes to the sequential engine, and says so."""
 
     def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device) -> None:
         self.plain = Sequential(tasks, devices, seed, device)
         self.tasks, self.seed, self.device = tasks, seed, device
-        self.steps: list[Steps | None] = [self._steps(model) for model in range(len(tasks))]
-        self.stack_rows = 1
-        self.threads = ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,))
+        self.families = self._families()
+        self.most: dict[tuple[int, int], int] = {}  # (family, width) -> the most rows in one stack
+        self.graphs: dict[tuple[int, int, bool], GraphStack] = {}
+        self.workers = (os.cpu_count() or 1) if device.type == "cpu" else 1
+        self.threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self.slots = self.padding = 0
-        """Examples' places in mini-batches so far, and how many of them held no example."""
+        """Places for examples in all mini-batches so far, and how many of them held none."""
 
-    def _steps(self, model: int) -> Steps | None:
-        task = self.tasks[model]
-        steps = Steps(task, self.plain.modules[model], *self.plain.data[model])
-        try:
-            steps.get(2, 2, steps.plain)
-        except Unbatchable as error:
-            name = task.name or task.data.name
-            print(f"rota: task '{name}' runs on the sequential engine, because its model cannot be stacked: {error}", file=sys.stderr)
-            return None
-        return steps
+    def _families(self) -> list[Family]:
+        together: dict[tuple[object, ...], list[int]] = {}
+        for model, task in enumerate(self.tasks):
+            together.setdefault(signature(task), []).append(model)
+        out = []
+        for models in together.values():
+            task = self.tasks[models[0]]
+            steps = Steps(task, self.plain.modules[models[0]], *self.plain.data[models[0]])
+            try:
+                steps.get(2, 2, steps.plain)
+            except Unbatchable as error:
+                name = task.name or task.data.name
+                print(f"rota: task '{name}' runs on the sequential engine, because its model cannot be stacked: {error}", file=sys.stderr)
+            else:
+                out.append(Family(models, steps))
+        return out
 
     def initial(self) -> list[Weights]:
         """The models before the first round."""
@@ -63,20 +88,16 @@ class Batched:
 
     def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`."""
-        waiting: deque[Future[Chunk]] = deque()
-        for model in range(len(self.tasks)):
-            rows = np.flatnonzero(plan.model == model)
-            if not len(rows):
-                continue
-            groups = [*self._groups(model, plan, rows)]
-            rest = np.setdiff1d(rows, np.concatenate([group for group, _ in groups])) if groups else rows
-            yield from self._one_by_one(models, plan, rest, now, correction)
-            for group, width in groups:
-                waiting.append(self.threads.submit(self._train, models[model], plan, group, width, model, now, correction))
-                if len(waiting) > 2 * (os.cpu_count() or 1):  # results are taken in order, and only a few wait
-                    yield waiting.popleft().result()
+        groups = [(f, rows, width) for f, family in enumerate(self.families) for rows, width in self._groups(f, family, plan)]
+        stacked = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
+        yield from self._one_by_one(models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction)
+        waiting: deque[Future[list[Chunk]]] = deque()
+        for f, rows, width in groups:  # results are taken in order, and only a few wait
+            waiting.append(self.threads.submit(self._train, models, plan, f, rows, width, now, correction))
+            if len(waiting) > 2 * self.workers:
+                yield from waiting.popleft().result()
         while waiting:
-            yield waiting.popleft().result()
+            yield from waiting.popleft().result()
 
     def _one_by_one(self, models: list[Weights], plan: Plan, rows: Array, now: int, correction: Correction | None) -> Iterator[Chunk]:
         """The sequential engine on some rows."""
@@ -85,45 +106,73 @@ class Batched:
         for chunk in self.plain.train(models, some, now, shift):
             yield replace(chunk, rows=rows[chunk.rows])
 
-    def _groups(self, model: int, plan: Plan, rows: Array) -> Iterator[tuple[Array, int]]:
-        """Rows that are stacked together, most steps first, and the width of their mini-batches; not those without any step."""
-        if self.steps[model] is None:
-            return
-        sizes = self.tasks[model].data.train.sizes[plan.client[rows]]
-        steps, wide = local_steps(self.tasks[model], sizes, self.plain.least[model]), widths(self.tasks[model], sizes)
+    def _groups(self, f: int, family: Family, plan: Plan) -> Iterator[tuple[Array, int]]:
+        """The rows of each stack, most steps first, and the width of its mini-batches. Rows without any step are left out."""
+        task, first = family.steps.task, family.models[0]
+        rows = np.flatnonzero(np.isin(plan.model, family.models))
+        sizes = task.data.train.sizes[plan.client[rows]]
+        steps, wide = local_steps(task, sizes, self.plain.least[first]), widths(task, sizes)
         for width in np.unique(wide)[::-1].tolist():
             mine = np.flatnonzero((wide == width) & (steps > 0))
             mine = mine[np.argsort(-steps[mine], kind="stable")]
-            for first in range(0, len(mine), self.stack_rows):
-                yield rows[mine[first : first + self.stack_rows]], width
+            if len(mine):
+                most = self._most(f, family.steps, width)
+                for start in range(0, len(mine), most):
+                    yield rows[mine[start : start + most]], width
 
-    def _train(self, start: Weights, plan: Plan, rows: Array, width: int, model: int, now: int, correction: Correction | None) -> Chunk:
+    def _most(self, f: int, steps: Steps, width: int) -> int:
+        if (f, width) not in self.most:
+            choose = rows_that_fit if self.device.type == "cuda" else best_rows
+            self.most[f, width] = choose(steps, width)
+        return self.most[f, width]
+
+    def _train(
+        self, models: list[Weights], plan: Plan, f: int, rows: Array, width: int, now: int, correction: Correction | None
+    ) -> list[Chunk]:
         """Train one stack."""
-        task, steps = self.tasks[model], self.steps[model]
-        assert steps is not None
-        fused = steps.plain and correction is None
-        todo = schedule(task, rows, plan, now, self.seed, self.plain.least[model], width, self.device)
-        stack = Stack(steps, len(rows), width, fused)
-        rate = torch.full((len(rows),), task.lr_at(now), device=self.device, dtype=steps.dtype)
+        family = self.families[f]
+        task, least = family.steps.task, self.plain.least[family.models[0]]
+        todo = schedule(task, rows, plan, now, self.seed, least, width, self.device)
+        of = np.searchsorted(family.models, plan.model[rows])
+        member = torch.as_tensor(of, device=self.device)
+        theta, buffers = (torch.stack([models[m][i] for m in family.models])[member] for i in range(2))
+        rates = np.array([self.tasks[m].lr_at(now) for m in family.models])[of]
+        rate = torch.as_tensor(rates, device=self.device, dtype=family.steps.dtype)
         shift = None if correction is None else correction(rows)
-        n = len(rows)
-        stack.load(start.params.expand(n, -1), start.buffers.expand(n, -1), todo.key, torch.as_tensor(todo.steps), rate, shift)
-        weight = todo.weight * rate[:, None] if fused else todo.weight
-        x, y = self.plain.data[model]
-        for t, at in enumerate(active(todo.steps.tolist())):
-            batch = todo.index[t, :at]
-            stack.advance(at, x[batch], y[batch], weight[t, :at])
-        loss = stack.loss.double().cpu().numpy() / todo.steps / (task.lr_at(now) if fused else 1.0)
-        return self._chunk(plan, rows, model, start, stack, loss, todo.examples)
+        stack = self._run(f, width, todo, theta, buffers, rate, shift)
+        sizes = active(todo.steps.tolist())
+        self.slots += width * sum(sizes)
+        self.padding += width * sum(sizes) - int(todo.examples.sum())
+        loss = stack.loss[: len(rows)].double().cpu().numpy() / todo.steps / (rates if stack.fused else 1.0)
+        update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
+        results = (update, buffers, loss, todo.examples)
+        return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in np.unique(plan.model[rows]).tolist()]
 
-    def _chunk(self, plan: Plan, rows: Array, model: int, start: Weights, stack: Stack, loss: Array, examples: Array) -> Chunk:
-        return Chunk(
-            rows=rows,
-            model=model,
-            update=start.params - stack.theta,
-            buffers=stack.buffers,
-            loss=loss,
-            examples=examples,
-            seconds=self.plain.seconds(model, plan.client[rows], examples, start.nbytes),
-            reason=[""] * len(rows),
-        )
+    def _run(self, f: int, width: int, todo: Schedule, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> Stack:
+        """All steps of one stack."""
+        steps = self.families[f].steps
+        fused = steps.plain and shift is None
+        number, rows = todo.index.shape[:2]
+        if self.device.type == "cuda":
+            held = self.graphs.get((f, width, fused))
+            if held is None or held.stack.rows < rows or len(held.index) < number:
+                held = self.graphs[f, width, fused] = GraphStack(steps, rows, width, fused, number, steps.x, steps.y)
+            held.run(todo, theta, buffers, rate, shift)
+            return held.stack
+        stack = Stack(steps, rows, width, fused)
+        stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps), rate, shift)
+        weight = (todo.weight * rate[:, None] if fused else todo.weight).to(steps.dtype)
+        for t, size in enumerate(active(todo.steps.tolist())):
+            batch = todo.index[t, :size]
+            stack.advance(size, steps.x[batch], steps.y[batch], weight[t, :size])
+        return stack
+
+    def _chunk(
+        self, plan: Plan, rows: Array, model: int, nbytes: int, update: Tensor, buffers: Tensor, loss: Array, examples: Array
+    ) -> Chunk:
+        """The rows of one model in a stack's results."""
+        mine = np.flatnonzero(plan.model[rows] == model)
+        if len(mine) < len(rows):
+            update, buffers, loss, examples, rows = update[mine], buffers[mine], loss[mine], examples[mine], rows[mine]
+        seconds = self.plain.seconds(model, plan.client[rows], examples, nbytes)
+        return Chunk(rows, model, update, buffers, loss, examples, seconds, [""] * len(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -35,9 +36,7 @@ def optimiser(task: Task, now: int, params: Iterable[Tensor]) -> torch.optim.Opt
     """The local optimiser of one row, fresh."""
     if task.optimizer == "adam":
         return torch.optim.Adam(params, lr=task.lr_at(now), weight_decay=task.weight_decay)
-    return torch.optim.SGD(
-        params, lr=task.lr_at(now), momentum=task.momentum, nesterov=task.nesterov, weight_decay=task.weight_decay
-    )
+    return torch.optim.SGD(params, lr=task.lr_at(now), momentum=task.momentum, nesterov=task.nesterov, weight_decay=task.weight_decay)
 
 
 def batches(task: Task, examples: int, key: Tensor, least: int = 1) -> list[Tensor]:
@@ -54,6 +53,17 @@ def batches(task: Task, examples: int, key: Tensor, least: int = 1) -> list[Tens
         if not out or (task.steps is not None and len(out) >= task.steps):
             break
     return out if task.steps is None else out[: task.steps]
+
+
+@torch.library.custom_op("rota::uniform", mutates_args=())
+def uniform(key: Tensor, n: int) -> Tensor:
+    """rng.uniform as one operator, so that a traced step has one node for it, and a GPU one kernel."""
+    if key.is_cuda and importlib.util.find_spec("triton") is not None:
+        from rota.engine import kernels
+
+        on_gpu: Tensor = kernels.uniform(key, n)
+        return on_gpu
+    return rng.uniform(key, n)
 
 
 class Dropout(TorchFunctionMode):
@@ -83,7 +93,7 @@ class Dropout(TorchFunctionMode):
             return input
         self.calls += 1
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if channels else input.shape
-        kept = rng.uniform(rng.fold(self.key, self.calls), math.prod(shape))
+        kept = uniform(rng.fold(self.key, self.calls), math.prod(shape))
         return input * (kept >= p).view(shape).to(input.dtype) / (1 - p)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rota import rng
 from rota.data.federation import Array
-from rota.engine import local
 from rota.plan import Plan, Task
 
 
@@ -31,8 +30,10 @@ class Schedule:
 
 def schedule(task: Task, plan_rows: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device) -> Schedule:
     """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first."""
-    clients, models = plan.client[plan_rows].tolist(), plan.model[plan_rows].tolist()
-    key = rng.as_tensor([local.row_key(seed, now, c, m) for c, m in zip(clients, models, strict=True)], device)
+    clients = plan.client[plan_rows]
+    key = rng.as_tensor([rng.key(seed, "train", now)], device)  # local.row_key, for all rows at once
+    for word in (clients, plan.model[plan_rows]):
+        key = rng.fold(key, torch.as_tensor(word, device=device))
     sizes = task.data.train.sizes[clients]
     size = sizes if task.batch is None else np.full(len(sizes), task.batch)
     per_epoch = batches_per_epoch(task, sizes, least)
@@ -56,8 +57,8 @@ def schedule(task: Task, plan_rows: Array, plan: Plan, now: int, seed: int, leas
     index, real = _join(pieces, per_epoch, steps, device), _join([real] * epochs, per_epoch, steps, device)
     number = real.sum(-1, keepdim=True)
     examples = number.sum(dim=(0, 2)).cpu().numpy()
-    weight = real / number.clamp(min=1)
-    return Schedule((index + start[:, None]).contiguous(), weight.float().contiguous(), steps, examples, key)
+    weight = real.double() / number.clamp(min=1)
+    return Schedule(index + start[:, None], weight, steps, examples, key)
 
 
 def _join(epochs: list[Tensor], per_epoch: Array, steps: Array, device: torch.device) -> Tensor:

@@ -14,6 +14,8 @@ from rota.engine.trace import Layout, fuse, stack, trace
 from rota.plan import Task
 
 Step = Callable[..., None]
+TRACER = threading.Lock()
+"""Stacks run in threads, and torch's tracer takes one at a time."""
 
 
 class Steps:
@@ -24,13 +26,12 @@ class Steps:
         self.params, self.buffers = Layout.params(module), Layout.buffers(module)
         self.dtype = next(module.parameters()).dtype
         self.plain = task.optimizer == "sgd" and task.clip is None and not (task.momentum or task.weight_decay or task.prox)
-        self.lock = threading.Lock()
         self.traced: dict[int, fx.GraphModule] = {}
         self.made: dict[tuple[int, int, bool], Step] = {}
 
     def get(self, rows: int, width: int, fused: bool) -> Step:
         """The in-place step for that many rows (see `fuse`); a single row has no row axis."""
-        with self.lock:
+        with TRACER:
             if (rows, width, fused) not in self.made:
                 self.made[rows, width, fused] = self._make(rows, width, fused)
             return self.made[rows, width, fused]
@@ -108,7 +109,8 @@ class Stack:
 
     def _prepare(self, rows: int) -> tuple[Step, list[Tensor], list[Tensor]]:
         """The step for so many rows, and its arguments before and after the mini-batch: views that stay valid."""
-        theta, buffers, key, number, loss = (v[0] if rows == 1 else v[:rows] for v in (self.theta, self.buffers, self.key, self.number, self.loss))
+        held = (self.theta, self.buffers, self.key, self.number, self.loss)
+        theta, buffers, key, number, loss = (values[0] if rows == 1 else values[:rows] for values in held)
         front = [*self.steps.params.views(theta), *self.steps.buffers.views(buffers)]
         back = [key, number, loss]
         if not self.fused:

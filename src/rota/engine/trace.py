@@ -8,6 +8,7 @@ inside the examples' weights, so it can differ from row to row.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -214,7 +215,7 @@ def fuse(graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused
                 add = torch.Tensor.baddbmm_ if product.target is aten.bmm.default else torch.Tensor.addmm_
                 graph.call_function(add, (target, *product.args), {"alpha": -1})
     output.args = ((),)
-    _tidy(graph)
+    _tidy(graph, params[0].is_cuda)
     graph.set_codegen(fx.graph.CodeGen())
     graph_module.recompile()
     run: Callable[..., None] = graph_module.forward
@@ -268,16 +269,35 @@ DIRECT = {  # the same operators by their direct bindings, which cost a third of
 }
 
 
-def _tidy(graph: fx.Graph) -> None:
-    """Cancel double transposes, drop what nobody uses, call operators directly."""
+def _tidy(graph: fx.Graph, cuda: bool) -> None:
+    """Cancel double transposes, compute nothing twice, drop what nobody uses, call operators directly."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
             inner = node.args[0]
             if inner.op == "call_function" and inner.target is node.target and inner.args[1:] == node.args[1:]:
                 node.replace_all_uses_with(inner.args[0])
+    first: dict[Any, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target not in CHANGES:
+            twin = first.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+            if twin is not node:
+                node.replace_all_uses_with(twin)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and node.target not in CHANGES:
             graph.erase_node(node)
+    direct = {**DIRECT, **_gpu_products()} if cuda else DIRECT
     for node in graph.nodes:
         if node.op == "call_function":
-            node.target = DIRECT.get(node.target, node.target)
+            node.target = direct.get(node.target, node.target)
+
+
+def _gpu_products() -> dict[Any, Any]:
+    if importlib.util.find_spec("triton") is None:
+        return {}
+    from rota.engine import kernels
+
+    return {
+        aten.bmm.default: kernels.bmm,
+        aten.baddbmm.default: kernels.baddbmm,
+        torch.Tensor.baddbmm_: kernels.subtract_product_,
+    }

@@ -1,13 +1,13 @@
 """The report: one HTML file of a run or of several to compare, which opens anywhere and asks no network for anything.
 
-    runs.py      what is read of a run folder
-    groups.py    which runs are one setting with several seeds, and what a setting is called
-    numbers.py   numbers for people
-    charts.py    what a chart is: plain plotly values, finished in page.js
-    curves.py    the charts over rounds
-    clients.py   the charts over clients
-    tables.py    the tables
-    page.py      the page around them (page.css, page.js)
+runs.py      what is read of a run folder
+groups.py    which runs are one setting with several seeds, and what a setting is called
+numbers.py   numbers for people
+charts.py    what a chart is: plain plotly values, finished in page.js
+curves.py    the charts over rounds
+clients.py   the charts over clients
+tables.py    the tables
+page.py      the page around them (page.css, page.js)
 """
 
 from __future__ import annotations

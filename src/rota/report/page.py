@@ -123,7 +123,7 @@ def _controls(series: list[Series]) -> str:
         checked = " checked" if key == "round" else ""
         axes += f'<label><input type="radio" name="axis" value="{key}"{checked}><span>{word}</span></label>'
     for one in series:
-        mark = f'<i></i><span>{escape(one.label)}</span>'
+        mark = f"<i></i><span>{escape(one.label)}</span>"
         chips += f'<button type="button" class="chip" aria-pressed="true" data-series="{escape(one.key)}">{mark}</button>'
     every = '<button type="button" id="all" hidden>show all</button>'
     legend = f'<div class="chips" role="group" aria-label="Show or hide">{chips}{every}</div>' if len(series) > 1 else ""

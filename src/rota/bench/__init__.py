@@ -1,0 +1,217 @@
+"""Speed against peers on the same work, in one run: `rota bench WORK`.
+
+Every system trains the same clients in the same rounds, from the same weights, on the same arrays, each in its own process. They run
+one after the other, twice (A B C A B C), because machines are noisy; a system's time is the median over the measured rounds of
+both passes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import rota
+from rota.bench import growth
+from rota.bench.environment import Skip
+from rota.bench.floors import Floors, Rates, floors, probe
+from rota.bench.systems import OWN, PEERS, System, Way, cores, run, ways
+from rota.bench.works import WORKS, Size, Work, prepare
+from rota.errors import BadInput, did_you_mean
+
+__all__ = ["GROWTH", "PEERS", "WORKS", "Result", "bench", "chosen", "names", "table", "write"]
+
+PASSES = 2
+GROWTH = "Seconds a round for 100 to 1,000,000 clients and cohorts of 1 to 1,000 (rota alone)"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A bench's rows, and what they were measured on."""
+
+    work: str
+    rows: list[Row]
+    size: Size | None = None
+    rates: Rates | None = None
+    floors: Floors | None = None
+
+
+@dataclass
+class Tally:
+    """What a system's runs gave: the measured rounds' seconds by way, and the accuracies."""
+
+    seconds: dict[Way, list[float]] = field(default_factory=dict)
+    accuracy: list[float] = field(default_factory=list)
+    version: str = ""
+    skipped: str = ""
+
+    @property
+    def best(self) -> Way:
+        return min(self.seconds, key=lambda way: float(np.median(self.seconds[way])))
+
+
+def names() -> dict[str, str]:
+    """The works, and a sentence on each."""
+    return {**{work.name: work.summary for work in WORKS.values()}, "growth": GROWTH}
+
+
+def chosen(words: str) -> list[System]:
+    """The peers that a comma-separated list, "all" or "none" names."""
+    if words in ("all", "none"):
+        return list(PEERS.values()) if words == "all" else []
+    for word in words.split(","):
+        if word not in PEERS:
+            raise BadInput(f"unknown peer '{word}': {did_you_mean(word, ['all', 'none', *PEERS])}")
+    return [PEERS[word] for word in words.split(",")]
+
+
+def bench(
+    name: str, *, device: str = "auto", peers: list[System], rounds: int | None = None, say: Callable[[str], None], quick: bool = False
+) -> Result:
+    """Measure one work. `rounds` are the measured rounds of one pass; `quick` shortens the probe of the machine."""
+    if name not in names():
+        raise BadInput(f"unknown work '{name}': {did_you_mean(name, names())}")
+    if rounds is not None and rounds < 1:
+        raise BadInput(f"--rounds is {rounds}: it must be at least 1")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
+    if name == "growth":
+        return Result(name, growth.measure(device, rounds or 20, say))
+    return _compare(WORKS[name], device, [*OWN, *peers], rounds, say, quick)
+
+
+def _compare(work: Work, device: str, systems: list[System], rounds: int | None, say: Callable[[str], None], quick: bool) -> Result:
+    tallies = {system.name: Tally() for system in systems}
+    with tempfile.TemporaryDirectory(prefix="rota-bench-") as place:
+        folder = Path(place)
+        say(f"{work.name}: preparing")
+        size = prepare(work, folder, rounds or work.rounds[device == "cuda"], device)
+        for turn in range(PASSES):
+            for system in systems:
+                tally = tallies[system.name]
+                if tally.skipped:
+                    continue
+                for way in ways(system, device) if turn == 0 else [tally.best]:
+                    say(f"{work.name}: {system.name}, {way.how} ({turn + 1}/{PASSES})")
+                    _add(tally, system, way, folder, device)
+    say(f"{work.name}: probing the machine")
+    rates = probe(device, quick)
+    least = floors(size, rates)
+    rows = [_row(work, size, least, device, name, tally) for name, tally in tallies.items()]
+    ours = next(row["seconds_per_round"] for row in rows if row["system"] == "rota-batched")
+    for row in rows:
+        row["ratio"] = row["seconds_per_round"] / ours if ours and row["seconds_per_round"] else None
+    return Result(work.name, rows, size, rates, least)
+
+
+def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> None:
+    """One run more. A system that has another way that works is not skipped for one that does not."""
+    try:
+        found = run(system, way, folder, device)
+    except Skip as reason:
+        if not tally.seconds:
+            tally.skipped = str(reason)
+        return
+    tally.skipped = ""
+    tally.seconds.setdefault(way, []).extend(found["seconds"])
+    tally.accuracy.append(found["accuracy"])
+    tally.version = found["version"]
+
+
+def _row(work: Work, size: Size, least: Floors, device: str, name: str, tally: Tally) -> Row:
+    row: Row = {"work": work.name, "system": name, "device": device, "seconds_per_round": None, "accuracy": None}
+    row |= {"data": size.data, "client_steps_per_round": float(np.median(size.steps))}
+    if tally.skipped:
+        return {**row, "skipped": tally.skipped}
+    seconds = np.array(tally.seconds[tally.best])
+    steps = np.resize(size.steps, len(seconds))  # the passes have the same cohorts
+    row["seconds_per_round"] = float(np.median(seconds))
+    row["accuracy"] = float(np.mean(tally.accuracy))
+    return {
+        **row,
+        "microseconds_per_client_step": float(np.median(seconds / steps)) * 1e6,
+        "floor_seconds": least.seconds,
+        "share_of_floor": least.seconds / row["seconds_per_round"],
+        "rounds": len(seconds),
+        "how": tally.best.how,
+        "ways": {way.how: float(np.median(values)) for way, values in tally.seconds.items()},
+        "version": tally.version,
+    }
+
+
+def table(result: Result) -> list[str]:
+    """The result for people: a line a system, and the floors under them."""
+    if result.size is None or result.rates is None or result.floors is None:
+        return _growth_table(result)
+    size, rates, least = result.size, result.rates, result.floors
+    lines = [f"{'system':16}{'ms/round':>10}{'ratio':>8}{'us/step':>9}{'floor':>7}{'accuracy':>10}  how"]
+    for row in result.rows:
+        if "skipped" in row:
+            lines.append(f"{row['system']:16}skipped: {row['skipped']}")
+            continue
+        ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
+        lines.append(
+            f"{row['system']:16}{row['seconds_per_round'] * 1e3:10.4g}{ratio:>8}{row['microseconds_per_client_step']:9.4g}"
+            f"{row['share_of_floor']:7.1%}{row['accuracy']:10.2%}  {row['how']}"
+        )
+    lines += [
+        "",
+        f"data: {size.data}, {size.clients:,} clients; a round: {np.median(size.steps):,.0f} client steps, {size.params:,} parameters",
+        f"arithmetic floor {least.arithmetic * 1e3:.4g} ms: {np.median(size.flops) / 1e9:.4g} GFLOP"
+        f" at {rates.flops / 1e9:.4g} GFLOP/s of {rates.precision} matrix products",
+        f"memory floor {least.memory * 1e3:.4g} ms: weights read and written once a step, at {rates.bytes / 1e9:.4g} GB/s of copies",
+        "ratio: times rota-batched's seconds; floor: share of the higher floor that is reached",
+    ]
+    return lines
+
+
+def _growth_table(result: Result) -> list[str]:
+    lines = [f"{'clients':>10}{'cohort':>8}{'ms/round':>10}{'server ms':>11}{'share':>8}  sampler"]
+    for row in result.rows:
+        lines.append(
+            f"{row['clients']:10,}{row['cohort']:8,}{row['seconds_per_round'] * 1e3:10.4g}{row['server_seconds_per_round'] * 1e3:11.4g}"
+            f"{row['server_share']:8.1%}  {row['sampler']}"
+        )
+    return [*lines, "", "server: drawing the cohort and observing what came back"]
+
+
+def write(results: list[Result], path: Path) -> None:
+    """The results with the machine, the date and the versions, as JSON."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    page = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "machine": {"name": platform.node(), "system": platform.platform(), "processor": processor(), "cores": cores(), "gpu": gpu},
+        "versions": {"rota": rota.__version__, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "works": [
+            {
+                "work": result.work,
+                "rates": asdict(result.rates) if result.rates else None,
+                "floors": asdict(result.floors) if result.floors else None,
+                "results": result.rows,
+            }
+            for result in results
+        ],
+    }
+    path.write_text(json.dumps(page, indent=1) + "\n")
+
+
+def processor() -> str:
+    """The processor's name, as far as it says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), os.uname().machine)

@@ -1,0 +1,91 @@
+"""How a round's cost grows with the number of clients and with the cohort; of the server's part, drawing and observing, above all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rota import data, loop, models
+from rota.data.federation import Array, Federation
+from rota.engine import make
+from rota.estimate import FedAvg
+from rota.loop import Experiment
+from rota.plan import Plan, Seen, State, Task
+from rota.sampling import SAMPLERS, Sampler
+
+CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
+COHORTS = (1, 10, 100, 1_000)
+COHORT, AMONG = 10, 10_000  # the cohort while the clients grow, and the clients while the cohort grows
+EXAMPLES = 5  # of each client
+ADAPTIVE = "kvib"  # the sampler that learns; uniform where it is not there
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A sampler, and how long its draws and observations took in each round."""
+
+    inner: Sampler
+    seconds: list[float] = field(default_factory=list)
+
+    def init(self, shares: Array) -> State:
+        return self.inner.init(shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        began = time.perf_counter()
+        plan = self.inner.draw(state, shares, generator)
+        self.seconds.append(time.perf_counter() - began)
+        return plan
+
+    def observe(self, state: State, plan: Plan, seen: Seen) -> State:
+        began = time.perf_counter()
+        state = self.inner.observe(state, plan, seen)
+        self.seconds[-1] += time.perf_counter() - began
+        return state
+
+
+def sampler() -> str:
+    return ADAPTIVE if ADAPTIVE in SAMPLERS else "uniform"
+
+
+def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row for every number of clients, then one for every cohort."""
+    rows = []
+    pairs = [(n, COHORT) for n in CLIENTS] + [(AMONG, cohort) for cohort in COHORTS]
+    held: Federation | None = None
+    for clients, cohort in pairs:
+        if held is None or held.clients != clients:
+            say(f"growth: making {clients:,} clients")
+            held = data.synthetic(clients=clients, examples=EXAMPLES)
+        say(f"growth: {clients:,} clients, {cohort:,} a round")
+        rows.append(_measure(held, cohort, device, rounds))
+    return rows
+
+
+def _measure(federation: Federation, cohort: int, device: str, rounds: int) -> dict[str, Any]:
+    task = Task(models.logistic, federation, lr=0.05, batch=EXAMPLES)
+    timed = Timed(SAMPLERS[sampler()](budget=cohort))  # type: ignore[call-arg]
+    experiment = Experiment([task], timed, FedAvg(), rounds=rounds + 3, evaluate=rounds + 3)
+    machine = make("batched", [task], experiment.devices, 0, device)
+    state = loop.begin(experiment, machine)
+    seconds = []
+    for _ in range(rounds + 2):
+        began = time.perf_counter()
+        state, _ = loop.play(experiment, machine, state)
+        seconds.append(time.perf_counter() - began)
+    whole, server = float(np.median(seconds[2:])), float(np.median(timed.seconds[2:]))
+    return {
+        "work": "growth",
+        "system": "rota-batched",
+        "device": device,
+        "seconds_per_round": whole,
+        "accuracy": machine.evaluate(state.models)[0].accuracy,
+        "clients": federation.clients,
+        "cohort": cohort,
+        "sampler": sampler(),
+        "server_seconds_per_round": server,
+        "server_share": server / whole,
+    }

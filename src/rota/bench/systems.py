@@ -1,0 +1,107 @@
+"""The systems that are compared, how each may use the machine, and one run of one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rota
+from rota.bench.environment import Skip, interpreter
+
+SCRIPTS = Path(__file__).parent / "peers"
+LIMIT = 3600.0  # seconds for one run of one system: what takes longer hangs
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of using the machine: in words, as the script's argument, and in how many processes."""
+
+    how: str
+    argument: str = ""
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class System:
+    """A script, and what its virtual environment needs (nothing: it runs where rota runs). `modules` must import for it to work."""
+
+    name: str
+    script: str
+    needs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+OWN = (System("rota-sequential", "own.py"), System("rota-batched", "own.py"))
+PEERS = {
+    system.name: system
+    for system in (
+        System("torch-loop", "torch_loop.py"),
+        System("jax-scan", "jax_scan.py", ("jax==0.10.2",), ("jax",)),
+        System("fedjax", "fedjax_sim.py", ("fedjax==0.0.17", "jax==0.10.2"), ("fedjax",)),
+        System("flower", "flower_sim.py", ("torch", "flwr[simulation]==1.41.0"), ("torch", "flwr.simulation", "ray")),
+        System("pfl", "pfl_sim.py", ("torch", "pfl==0.6.0"), ("torch", "pfl")),
+    )
+}
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ways(system: System, device: str) -> list[Way]:
+    """How a system may use the cores; the fastest way counts. A GPU's work is fed by one thread."""
+    many = [1, cores()] if device == "cpu" and cores() > 1 else [1]
+    threads = [Way(f"{n} thread{'s' * (n > 1)}", str(n)) for n in many]
+    if system.name == "rota-sequential":
+        return [Way(way.how, f"sequential {way.argument}") for way in threads]
+    if system.name == "rota-batched":
+        return [Way(f"stacks on {cores()} threads" if device == "cpu" else "stacks in CUDA graphs", "batched")]
+    if system.name == "torch-loop":
+        return threads
+    if system.name == "pfl":
+        return threads + [Way(f"{n} processes", "1", n) for n in many[1:]]
+    if system.name == "flower":
+        return [Way(f"{cores()} Ray workers, 1 thread each")]
+    if system.name == "jax-scan":
+        return [Way("vmap over clients", "vmap")] + [Way(f"a scan a client on {cores()} threads", "threads")] * (device == "cpu")
+    return [Way("as it comes")]
+
+
+def run(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
+    """One run of a system's script on a prepared work: what it printed. Raises Skip with the reason if it cannot."""
+    python, paths = interpreter(system.name, system.needs, system.modules, device)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={way.processes}"] if way.processes > 1 else []
+    words = [python, *launch, str(SCRIPTS / system.script), str(folder), way.argument]
+    if not system.needs:
+        paths = [str(Path(rota.__file__).parents[1]), *paths]
+    with tempfile.TemporaryDirectory(prefix="rota-bench-") as home:
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *paths])}
+        out, err, status = call(words, environment, LIMIT)
+    for line in reversed(out.splitlines()):
+        if status == 0 and line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    said = [line.strip() for line in err.splitlines() if line.strip()]
+    raise Skip(f"it ended with status {status}: {said[-1] if said else 'it said nothing'}")
+
+
+def call(words: list[str], environment: dict[str, str], limit: float) -> tuple[str, str, int]:
+    """Run a command and everything that it starts: its two outputs and its status. Nothing is left behind if this is interrupted."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, env=environment, text=True, errors="replace", start_new_session=True) as process:  # type: ignore[call-overload]
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired as error:
+            raise Skip(f"it did not end within {limit:.0f} s") from error
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return out, err, process.returncode

@@ -1,0 +1,58 @@
+"""Stacks on a GPU: every local step is one CUDA graph, so that a step costs one launch whatever the network's number of operators."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rota.engine.schedule import Schedule
+from rota.engine.stack import Stack, Steps, active
+
+
+class GraphStack:
+    """A stack with its mini-batch indices on the GPU, and a CUDA graph for each number of rows that takes part in a step.
+
+    The graphs read the step's number from the stack itself, so a replay needs nothing from the host. They hold the addresses of
+    the stack and of the data: both stay where they are as long as the object lives.
+    """
+
+    def __init__(self, steps: Steps, rows: int, width: int, fused: bool, longest: int, x: Tensor, y: Tensor) -> None:
+        self.stack = Stack(steps, rows, width, fused)
+        self.x, self.y = x, y
+        self.index = torch.zeros(longest, rows, width, dtype=torch.int64, device=x.device)
+        self.weight = torch.zeros(longest, rows, width, dtype=steps.dtype, device=x.device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def _step(self, rows: int) -> None:
+        now = self.stack.number[:1]
+        index, weight = (table.index_select(0, now)[0, :rows] for table in (self.index, self.weight))
+        self.stack.advance(rows, self.x[index], self.y[index], weight)
+
+    def _capture(self, rows: int) -> None:
+        if rows in self.graphs:
+            return
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):  # libraries set themselves up in the first calls, which cannot be captured
+            for _ in range(2):
+                self.stack.number.zero_()
+                self._step(rows)
+        torch.cuda.current_stream().wait_stream(beside)
+        self.stack.number.zero_()
+        self.graphs[rows] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graphs[rows], pool=self.pool):
+            self._step(rows)
+
+    def run(self, todo: Schedule, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> None:
+        """Train rows from `theta` on; the results are in `stack`. There may be fewer rows and steps than there is room for."""
+        number, rows = todo.index.shape[:2]
+        sizes = active(todo.steps.tolist())
+        for size in set(sizes):
+            self._capture(size)
+        self.index[:number, :rows].copy_(todo.index)
+        self.weight.zero_()
+        self.weight[:number, :rows].copy_(todo.weight * rate[:, None] if self.stack.fused else todo.weight)
+        self.stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps, device=rate.device), rate, shift)
+        for size in sizes:
+            self.graphs[size].replay()

@@ -1,0 +1,174 @@
+"""Real processes, really killed, at random moments and many times over one run: what they leave is what an unbroken run leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_store import Toy, contents, die_at, go_on, make, tidy
+
+from rota import experiment as experiments
+from rota.engine import ENGINES
+from rota.estimate import Yogi
+from rota.experiment import execute
+
+pytestmark = pytest.mark.faults
+
+# the command line with a checkpoint after every round, so that kills find it writing
+ROTA = "import rota.experiment; rota.experiment.CHECKPOINT_SECONDS = -1; import rota.cli; rota.cli.main()"
+SETTINGS = ["--set", "rounds=80", "--set", "server=yogi", "--set", "server.lr=0.05", "--set", "evaluate=3"]
+
+
+def rota(*arguments: str, **more: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", ROTA, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def begin(folder: Path, **more: Any) -> subprocess.Popen[str]:
+    """Start the run, or go on with it, as its user would."""
+    if (folder / "config.toml").exists():
+        return rota("run", str(folder / "config.toml"), "--out", str(folder), "--resume", **more)
+    return rota("run", "fedavg-digits", *SETTINGS, "--out", str(folder), **more)
+
+
+def lines(folder: Path) -> int:
+    path = folder / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for_rounds(process: subprocess.Popen[str], folder: Path) -> None:
+    """Until the process has played a round, or has ended."""
+    before = lines(folder)
+    while process.poll() is None and lines(folder) == before:
+        time.sleep(0.01)
+
+
+def finish(process: subprocess.Popen[str], status: int = 0) -> str:
+    """What it said."""
+    out, said = process.communicate(timeout=300)
+    assert process.returncode == status, out + said
+    return said
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    finish(begin(folder))
+    return contents(folder)
+
+
+def test_rota_run_killed_again_and_again(tmp_path: Path, unbroken: dict[str, Any]) -> None:
+    """Killed while it starts, plays, saves, writes its models or its report; now and then stopped by Ctrl-C or by a cluster."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    folder = tmp_path / "run"
+    for kill in range(9):
+        process = begin(folder)
+        if kill % 4:  # else at any time, the first seconds included
+            wait_for_rounds(process, folder)
+        time.sleep(chance.uniform(0, 0.7 if kill % 4 else 6))
+        process.send_signal(chance.choice([signal.SIGKILL] * 4 + [signal.SIGINT, signal.SIGTERM]))
+        process.communicate(timeout=300)
+        print(f"kill {kill}: status {process.returncode}, {lines(folder)} rounds written")
+    for _ in range(2):  # to its end, and once more with nothing left to do
+        finish(begin(folder))
+        assert contents(folder) == unbroken
+        assert tidy(folder)
+        assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_two_at_once(tmp_path: Path, unbroken: dict[str, Any]) -> None:
+    """The second is refused, and does the first no harm."""
+    folder = tmp_path / "run"
+    first = begin(folder)
+    wait_for_rounds(first, folder)
+    first.send_signal(signal.SIGSTOP)
+    try:
+        assert f"another process is running in {folder}" in finish(begin(folder), status=2)
+    finally:
+        first.send_signal(signal.SIGCONT)
+    finish(first)
+    assert contents(folder) == unbroken
+
+
+def test_disk_full(tmp_path: Path, unbroken: dict[str, Any]) -> None:
+    """No file may grow past some size: the run fails and says how to go on; with room again it does."""
+    folder = tmp_path / "run"
+    process = begin(folder)
+    while process.poll() is None and lines(folder) < 5:
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    for limit in (100_000, lines(folder) * 300):  # too little for the tensors; too little for the lines
+        newest = max(folder.glob("checkpoint/0*"))
+        said = finish(begin(folder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))), status=1)  # noqa: B023
+        assert "File too large" in said
+        assert f"{folder}/config.toml --out {folder} --resume" in said
+        assert newest.exists()
+    finish(begin(folder))
+    assert contents(folder) == unbroken
+    assert tidy(folder)
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("sequential", "batched")])
+def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """Without the seconds that starting takes: forked children, killed after a few rounds each."""
+    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+    experiment = make(rounds=40, server=Yogi(), evaluate=2)
+    execute(experiment, engine=engine, out=tmp_path / "unbroken")
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    kills, status, run = 0, 0, 0
+    while kills < 50:
+        run += 1
+        folder = tmp_path / str(run)
+        status = -signal.SIGKILL
+        while status:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forking while there are threads
+                child = os.fork()
+            if not child:
+                try:
+                    go_on(experiment, folder, engine)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            time.sleep(chance.uniform(0, 0.7))
+            os.kill(child, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert status in (0, -signal.SIGKILL)
+            kills += status != 0
+        assert contents(folder) == contents(tmp_path / "unbroken")
+        assert tidy(folder)
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["between writes", "inside a write"])
+def test_killed_at_every_file_operation_thrice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool) -> None:
+    """Die before operation k of the run, of the next, and of the one after it, then end: for every k."""
+    monkeypatch.setitem(ENGINES, "toy", Toy)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+    experiment = make()
+    execute(experiment, engine="toy", out=tmp_path / "unbroken")
+    operation, statuses = 0, {137}
+    while 137 in statuses:
+        operation += 1
+        folder = tmp_path / str(operation)
+        statuses = {die_at(operation, torn, experiment, folder) for _ in range(3)}
+        assert statuses <= {0, 137}
+        go_on(experiment, folder)
+        assert contents(folder) == contents(tmp_path / "unbroken"), f"operation {operation}"
+        assert tidy(folder)
+    assert operation > 60
