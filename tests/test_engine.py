@@ -247,3 +247,28 @@ def test_lstm_flops_are_counted() -> None:
     task = Task(rota.models.lstm_shakespeare, rota.from_clients([(x, x[:, 0])], (x, x[:, 0]), classes=80))
     products = 80 * (4 * 128 * (80 + 128) + 4 * 128 * (128 + 128)) + 128 * 80
     assert step_flops(task) == 3 * 2 * products
+
+
+class Mixing(nn.Linear):
+    """Centres its outputs over the mini-batch: padding would change them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out - out.mean(0)
+
+
+class Counting(nn.Linear):
+    """Asks for a number in the middle of its forward pass, which no tracer can follow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2.0 if float(x.sum()) > 0 else 1.0)
+
+
+@pytest.mark.parametrize("kind", [Mixing, Counting])
+def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(kind: type[nn.Linear], capsys: pytest.CaptureFixture[str]) -> None:
+    task = Task(lambda: kind(4, 3), federation(SIZES), batch=7, name="odd")
+    plain, fast = make("sequential", [task], Devices(), 0, "cpu"), make("batched", [task], Devices(), 0, "cpu")
+    assert "task 'odd' runs on the sequential engine" in capsys.readouterr().err
+    models = plain.initial()
+    one, two = (collect(engine, models, pairs([0, 3])) for engine in (plain, fast))
+    assert all(torch.equal(one[row][0], two[row][0]) for row in one)

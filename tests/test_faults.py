@@ -20,6 +20,7 @@ from rota import experiment as experiments
 from rota.engine import ENGINES
 from rota.estimate import Yogi
 from rota.experiment import execute
+from rota.loop import Experiment
 
 pytestmark = pytest.mark.faults
 
@@ -121,35 +122,45 @@ def test_disk_full(tmp_path: Path, unbroken: dict[str, Any]) -> None:
     assert tidy(folder)
 
 
+def kill_one(experiment: Experiment, folder: Path, engine: str, wait: bool, delay: float) -> int:
+    """Fork a child that runs or resumes, and kill it some time after it began, or (`wait`) after its first round: its status."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking while there are threads
+        child = os.fork()
+    if not child:
+        try:
+            go_on(experiment, folder, engine)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    before = lines(folder)
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while wait and not ended and lines(folder) == before:
+        time.sleep(0.005)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    if not ended:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("sequential", "batched")])
 def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
-    """Without the seconds that starting takes: forked children, killed after a few rounds each."""
+    """Without the seconds that starting takes, for a few rounds each."""
     monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
     experiment = make(rounds=40, server=Yogi(), evaluate=2)
     execute(experiment, engine=engine, out=tmp_path / "unbroken")
     seed = random.randrange(10**6)
     print("seed", seed)
     chance = random.Random(seed)
-    kills, status, run = 0, 0, 0
-    while kills < 50:
+    kills = run = 0
+    while kills < (30 if engine == "sequential" else 8):  # the batched one takes seconds to start
         run += 1
         folder = tmp_path / str(run)
-        status = -signal.SIGKILL
-        while status:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forking while there are threads
-                child = os.fork()
-            if not child:
-                try:
-                    go_on(experiment, folder, engine)
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            time.sleep(chance.uniform(0, 0.7))
-            os.kill(child, signal.SIGKILL)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            assert status in (0, -signal.SIGKILL)
-            kills += status != 0
+        while status := kill_one(experiment, folder, engine, chance.random() < 0.8, chance.uniform(0, 0.2)):
+            assert status == -signal.SIGKILL
+            kills += 1
         assert contents(folder) == contents(tmp_path / "unbroken")
         assert tidy(folder)
 

@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -221,6 +221,12 @@ def test_state_round_trip(place: Path, state: State, wall: float) -> None:
     assert loaded is not None
     assert same(loaded[0], state)
     assert loaded[1] == wall
+
+
+def test_all_of_the_state_is_kept() -> None:
+    """A field added to State must be added to the checkpoint, and to `same` here."""
+    kept = {"round", "models", "sampler", "estimator", "server", "seconds", "bytes_up", "bytes_down"}
+    assert {field.name for field in fields(State)} == kept
 
 
 def test_awkward_arrays(tmp_path: Path) -> None:

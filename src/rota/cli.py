@@ -33,6 +33,7 @@ app = typer.Typer(
 class EngineName(StrEnum):
     auto = "auto"
     sequential = "sequential"
+    batched = "batched"
 
 
 class DeviceName(StrEnum):

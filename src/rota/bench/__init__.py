@@ -24,7 +24,7 @@ import rota
 from rota.bench import growth
 from rota.bench.environment import Skip
 from rota.bench.floors import Floors, Rates, floors, probe
-from rota.bench.systems import OWN, PEERS, System, Way, cores, run, ways
+from rota.bench.systems import OWN, PEERS, System, Way, cores, find, run, ways
 from rota.bench.works import WORKS, Size, Work, prepare
 from rota.errors import BadInput, did_you_mean
 
@@ -94,7 +94,7 @@ def bench(
 
 
 def _compare(work: Work, device: str, systems: list[System], rounds: int | None, say: Callable[[str], None], quick: bool) -> Result:
-    tallies = {system.name: Tally() for system in systems}
+    tallies = {system.name: _ready(system, device) for system in systems}
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as place:
         folder = Path(place)
         say(f"{work.name}: preparing")
@@ -115,6 +115,15 @@ def _compare(work: Work, device: str, systems: list[System], rounds: int | None,
     for row in rows:
         row["ratio"] = row["seconds_per_round"] / ours if ours and row["seconds_per_round"] else None
     return Result(work.name, rows, size, rates, least)
+
+
+def _ready(system: System, device: str) -> Tally:
+    """See to it that a system can run, before any clock does."""
+    try:
+        find(system, device)
+    except Skip as reason:
+        return Tally(skipped=str(reason))
+    return Tally()
 
 
 def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> None:

@@ -74,13 +74,17 @@ def ways(system: System, device: str) -> list[Way]:
     return [Way("as it comes")]
 
 
+def find(system: System, device: str) -> tuple[str, list[str]]:
+    """The Python that runs a system, and what to put on its path. Raises Skip with the reason if there is none."""
+    python, paths = interpreter(system.name, system.needs, system.modules, device)
+    return python, paths if system.needs else [str(Path(rota.__file__).parents[1]), *paths]
+
+
 def run(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
     """One run of a system's script on a prepared work: what it printed. Raises Skip with the reason if it cannot."""
-    python, paths = interpreter(system.name, system.needs, system.modules, device)
+    python, paths = find(system, device)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={way.processes}"] if way.processes > 1 else []
     words = [python, *launch, str(SCRIPTS / system.script), str(folder), way.argument]
-    if not system.needs:
-        paths = [str(Path(rota.__file__).parents[1]), *paths]
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as home:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
         environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *paths])}

@@ -38,7 +38,7 @@ ENGINES: dict[str, Callable[[list[Task], Devices, int, torch.device], Engine]] =
 def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str = "auto") -> Engine:
     """An engine by name ("auto": the fastest that fits) on a device ("auto": a GPU where there is one)."""
     if name == "auto":
-        name = "sequential"
+        name = "batched"  # which leaves to the sequential engine what it cannot stack
     if name not in ENGINES:
         raise BadInput(f"unknown engine '{name}': {did_you_mean(name, ['auto', *ENGINES])}")
     if device == "auto":

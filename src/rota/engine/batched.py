@@ -27,7 +27,7 @@ from rota.engine.local import Correction
 from rota.engine.schedule import Schedule, local_steps, schedule, widths
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
-from rota.engine.stack import Stack, Steps, active
+from rota.engine.stack import Stack, Steps, active, verify
 from rota.engine.trace import Unbatchable
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
@@ -70,10 +70,10 @@ class Batched:
             task = self.tasks[models[0]]
             steps = Steps(task, self.plain.modules[models[0]], *self.plain.data[models[0]])
             try:
-                steps.get(2, 2, steps.plain)
+                verify(steps, int(widths(task, task.data.train.sizes).max()))
             except Unbatchable as error:
                 name = task.name or task.data.name
-                print(f"rota: task '{name}' runs on the sequential engine, because its model cannot be stacked: {error}", file=sys.stderr)
+                print(f"rota: task '{name}' runs on the sequential engine: its model cannot be stacked: {error}", file=sys.stderr)
             else:
                 out.append(Family(models, steps))
         return out
@@ -162,9 +162,10 @@ class Batched:
         stack = Stack(steps, rows, width, fused)
         stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps), rate, shift)
         weight = (todo.weight * rate[:, None] if fused else todo.weight).to(steps.dtype)
-        for t, size in enumerate(active(todo.steps.tolist())):
-            batch = todo.index[t, :size]
-            stack.advance(size, steps.x[batch], steps.y[batch], weight[t, :size])
+        with torch.inference_mode():
+            for t, size in enumerate(active(todo.steps.tolist())):
+                batch = todo.index[t, :size]
+                stack.advance(size, steps.x[batch], steps.y[batch], weight[t, :size])
         return stack
 
     def _chunk(

@@ -9,11 +9,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
+from rota import weights
+from rota.engine import local
 from rota.engine.schedule import grid
-from rota.engine.trace import Layout, fuse, stack, trace
+from rota.engine.trace import Layout, Unbatchable, fuse, stack, trace
 from rota.plan import Task
 
 Step = Callable[..., None]
+TOLERANCE = 0.02  # between a stacked and a plain gradient: far above rounding, far below a wrong formula
 TRACER = threading.Lock()
 """Stacks run in threads, and torch's tracer takes one at a time."""
 
@@ -149,3 +152,25 @@ def active(steps: list[int]) -> list[int]:
             rows -= 1
         out.append(min(grid(rows), len(steps)))
     return out
+
+
+def verify(steps: Steps, width: int) -> None:
+    """Compare a stacked step, half of it padding, with plain autograd on real examples; raises Unbatchable where they differ."""
+    real = min(width, max(2, width // 2))
+    pick = torch.arange(width, device=steps.x.device) % len(steps.x)
+    weight = (torch.arange(width, device=steps.x.device) < real).to(steps.dtype).expand(2, -1) / real
+    module = copy.deepcopy(steps.module).train()
+    stack = Stack(steps, 2, width, fused=False)
+    stack.theta.copy_(weights.read(module).params)
+    stack.buffers.copy_(weights.read(module).buffers)
+    stack.advance(2, steps.x[pick].expand(2, *steps.x[pick].shape), steps.y[pick].expand(2, *steps.y[pick].shape), weight)
+    try:
+        with local.Dropout(stack.key[0]):
+            outputs = module(steps.x[pick[:real]])
+    except ValueError as error:  # BatchNorm, where a mini-batch is a single example
+        raise Unbatchable(str(error)) from error
+    loss = steps.task.loss(outputs, steps.y[pick[:real]]).mean()
+    plain = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    apart = float((stack.gradient - plain).norm() / (plain.norm() * 2**0.5).clamp(min=1e-12))
+    if not apart < TOLERANCE:
+        raise Unbatchable(f"its gradient differs from plain training by {apart:.1%} (does it mix the examples of a mini-batch?)")

@@ -98,9 +98,9 @@ class Functional(local.Dropout):
         var = (apart * apart * real).sum(dims) / count
         if running_mean is not None and running_var is not None:
             unbiased = var * count / (count - 1).clamp(min=1)
-            pace = momentum * (self.mask.sum() > 0)  # a row that has finished keeps its statistics
+            pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum  # a row that has finished keeps its statistics
             for running, now in ((running_mean, mean), (running_var, unbiased)):
-                self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace.to(running.dtype))))
+                self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace)))
         out = apart * torch.rsqrt(var + eps).view(shape)
         if weight is not None:
             out = out * weight.view(shape)
@@ -235,15 +235,15 @@ def _as_product(graph: fx.Graph, result: fx.Node, place: fx.Node, like: Tensor) 
     for step in way:  # undo each view on the parameter's side; where that needs a copy, there is no such place
         shape = step.args[0].meta["tensor_meta"].shape  # type: ignore[union-attr]
         if step.target is aten.t.default:
-            seen, target = seen.t(), graph.call_function(torch.t, (target,))
+            seen, target = seen.t(), graph.call_function(aten.t.default, (target,))
         elif step.target is aten.transpose.int:
-            seen, target = seen.transpose(*step.args[1:]), graph.call_function(torch.transpose, (target, *step.args[1:]))  # type: ignore[arg-type]
+            seen, target = seen.transpose(*step.args[1:]), graph.call_function(aten.transpose.int, (target, *step.args[1:]))  # type: ignore[arg-type]
         else:
             try:
                 seen = seen.view(shape)
             except RuntimeError:
                 return None, None
-            target = graph.call_function(torch.Tensor.view, (target, list(shape)))
+            target = graph.call_function(aten.view.default, (target, list(shape)))
     return node, target
 
 
@@ -266,16 +266,20 @@ DIRECT = {  # the same operators by their direct bindings, which cost a third of
     aten.tanh.default: torch.tanh,
     aten.neg.default: torch.neg,
     aten.permute.default: torch.permute,
+    aten._log_softmax.default: torch._log_softmax,
+    aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
 }
 
 
 def _tidy(graph: fx.Graph, cuda: bool) -> None:
-    """Cancel double transposes, compute nothing twice, drop what nobody uses, call operators directly."""
+    """Cancel double transposes and products with one, compute nothing twice, drop what nobody uses, call operators directly."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
             inner = node.args[0]
             if inner.op == "call_function" and inner.target is node.target and inner.args[1:] == node.args[1:]:
                 node.replace_all_uses_with(inner.args[0])
+        elif node.target is aten.mul.Tensor and _ones(node.args[0]) and _shape(node.args[1]) == _shape(node):
+            node.replace_all_uses_with(node.args[1])  # the backward pass begins with a gradient of one
     first: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target not in CHANGES:
@@ -289,6 +293,16 @@ def _tidy(graph: fx.Graph, cuda: bool) -> None:
     for node in graph.nodes:
         if node.op == "call_function":
             node.target = direct.get(node.target, node.target)
+
+
+def _ones(node: Any) -> bool:
+    while isinstance(node, fx.Node) and node.target in (aten.expand.default, aten.view.default, aten.unsqueeze.default):
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.target is aten.ones_like.default
+
+
+def _shape(node: Any) -> object:
+    return node.meta["tensor_meta"].shape if isinstance(node, fx.Node) and "tensor_meta" in node.meta else None
 
 
 def _gpu_products() -> dict[Any, Any]:

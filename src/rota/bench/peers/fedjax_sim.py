@@ -10,8 +10,11 @@ from importlib import metadata
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-import fedjax
 import jax
+
+jax.tree_map = jax.tree.map  # its older name, under which FedJAX calls it
+
+import fedjax
 import jax.numpy as jnp
 import jax_models as models
 import numpy as np

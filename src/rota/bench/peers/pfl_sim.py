@@ -66,6 +66,7 @@ def main(threads: str) -> None:
         model,
         NNTrainHyperParams(local_num_epochs=work.epochs, local_learning_rate=work.lr, local_batch_size=work.batch),
         callbacks=[clock],
+        send_metrics_to_platform=False,  # it would print them every round
     )
     if int(os.environ.get("RANK", 0)) == 0:
         shared.report(work, clock.ends, shared.accuracy(module.net, work), version=metadata.version("pfl"))

@@ -1,0 +1,19 @@
+# Your own sampler: who moved the model most when last drawn is drawn most, and the weights keep the estimate unbiased.
+import rota
+
+
+class Movers:
+    def init(self, shares):  # shares[s, i]: how much of model s's data client i has
+        return {"score": shares}
+
+    def draw(self, state, shares, generator):
+        p = 5 * state["score"] / state["score"].sum()
+        return rota.sampling.draw.independent(p.clip(0.1, 1) * (shares > 0), shares, generator)
+
+    def observe(self, state, plan, seen):  # the score is share * norm of the update
+        score, ok = state["score"].copy(), seen.ok
+        score[plan.model[ok], plan.client[ok]] = (plan.probability * plan.weight * seen.norm)[ok]
+        return {"score": score}
+
+
+print(rota.run([rota.Task(rota.models.two_nn, rota.data.digits())], Movers(), rounds=30).summary["accuracy"])
