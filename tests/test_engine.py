@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +16,11 @@ from torch import nn
 
 import rota
 from rota import rng, weights
-from rota.engine import ENGINES, Devices, Engine, local, make
+from rota.data.federation import Federation, Part
+from rota.engine import ENGINES, Batched, Devices, Engine, local, make
 from rota.engine.clock import step_flops
+from rota.engine.schedule import grid
+from rota.models import MODELS
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
@@ -272,3 +276,148 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(kind: type[nn.Lin
     models = plain.initial()
     one, two = (collect(engine, models, pairs([0, 3])) for engine in (plain, fast))
     assert all(torch.equal(one[row][0], two[row][0]) for row in one)
+
+
+ZOO = {
+    "logistic": (60,),
+    "two_nn": (1, 28, 28),
+    "s2_small": (1, 28, 28),
+    "s2_classic": (1, 28, 28),
+    "s2_wide": (1, 16, 16),
+    "cnn": (1, 12, 12),
+    "kvib_cnn": (1, 28, 28),
+    "fluid_femnist": (1, 12, 12),
+    "leaf_femnist": (1, 8, 8),
+    "mmfl_cnn": (1, 12, 12),
+    "mmfl_emnist": (1, 28, 28),
+    "pfl_cnn": (3, 12, 12),
+    "vgg9": (3, 16, 16),
+    "resnet18": (3, 8, 8),
+    "preact_resnet18": (3, 8, 8),
+    "lstm_shakespeare": (4,),
+    "leaf_lstm": (4,),
+    "mmfl_lstm": (4,),
+}
+SLOW = {"resnet18", "preact_resnet18", "leaf_femnist", "vgg9"}
+
+
+def test_every_model_is_compared() -> None:
+    assert set(ZOO) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ZOO])
+def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: str) -> None:
+    """Every model of the zoo, unequal clients, a partial last batch, dropout and BatchNorm, whatever the stack's size."""
+    generator = torch.Generator().manual_seed(0)
+    sizes, shape = [5, 8, 6, 3], ZOO[name]
+    text = "lstm" in name
+    x = torch.randint(0, 80, (22, *shape), generator=generator) if text else torch.randn(22, *shape, generator=generator).double()
+    classes = 80 if text else 10
+    part = Part(x, torch.randint(0, classes, (22,), generator=generator), np.cumsum([0, *sizes]))
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        wanted = inspect.signature(MODELS[name]).parameters
+        return MODELS[name](**{k: v for k, v in {"shape": shape, "classes": classes}.items() if k in wanted}).double()
+
+    task = Task(build, Federation("zoo", part, part, classes), lr=0.05, batch=3)
+    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    assert isinstance(fast, Batched)
+    assert fast.families, "the model must be stackable"
+    models = plain.initial()
+    expected = collect(plain, models, pairs([0, 1, 2, 3]))
+    for most in (1, 4):
+        fast._most = lambda *_, most=most: most  # type: ignore[method-assign]
+        for row, (update, buffers, _) in collect(fast, models, pairs([0, 1, 2, 3])).items():
+            torch.testing.assert_close(update, expected[row][0], rtol=1e-7, atol=1e-10)
+            torch.testing.assert_close(buffers, expected[row][1], rtol=1e-7, atol=1e-10)
+
+
+@given(st.data())
+@settings(max_examples=12, deadline=None)
+def test_random_networks_plans_and_work(data: st.DataObject) -> None:
+    """Networks, sizes, cohorts, optimisers and stack sizes at random: both engines agree."""
+    sizes = data.draw(st.lists(st.integers(2, 14), min_size=2, max_size=6))
+    layers = data.draw(st.lists(st.sampled_from(["linear", "tanh", "dropout", "layernorm", "relu"]), max_size=4))
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        parts = {"tanh": nn.Tanh, "relu": nn.ReLU, "dropout": lambda: nn.Dropout(0.4), "layernorm": lambda: nn.LayerNorm(5)}
+        body = [nn.Linear(5, 5) if layer == "linear" else parts[layer]() for layer in layers]
+        return nn.Sequential(nn.Linear(shape[0], 5), *body, nn.Linear(5, classes)).double()
+
+    raw = federation(sizes)
+    fed = replace(raw, train=replace(raw.train, x=raw.train.x.double()), test=replace(raw.test, x=raw.test.x.double()))
+    work = data.draw(
+        st.fixed_dictionaries(
+            {"batch": st.sampled_from([1, 3, 5, None]), "epochs": st.integers(1, 2)},
+            optional={
+                "momentum": st.just(0.9),
+                "weight_decay": st.just(0.1),
+                "clip": st.just(0.5),
+                "prox": st.just(0.3),
+                "steps": st.integers(1, 5),
+                "lr_decay": st.just(0.5),
+            },
+        )
+    )
+    clients = data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True, min_size=1))
+    task = Task(build, fed, lr=0.05, **work)
+    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    most = data.draw(st.sampled_from([1, 2, 6]))
+    fast._most = lambda *_: most  # type: ignore[attr-defined]
+    shift = torch.randn(len(clients), plain.initial()[0].params.numel(), dtype=torch.float64) if data.draw(st.booleans()) else None
+    correction = None if shift is None else lambda rows: shift[rows]
+    models = plain.initial()
+    one, two = (
+        {r: u for c in e.train(models, pairs(clients), 2, correction) for r, u in zip(c.rows, c.update, strict=True)} for e in (plain, fast)
+    )
+    for row, update in one.items():
+        torch.testing.assert_close(two[row], update, rtol=1e-7, atol=1e-10)
+
+
+OPTIMISERS = {
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.05},
+    "clip": {"clip": 0.3},
+    "decay": {"lr_decay": 0.5},
+}
+
+
+@pytest.mark.parametrize("work", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_local_optimisers_agree(work: dict[str, float]) -> None:
+    task = Task(linear, federation(SIZES), batch=7, **work)  # type: ignore[arg-type]
+    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    models = plain.initial()
+    one, two = (collect(engine, models, pairs([3, 1, 0]), now=3) for engine in (plain, fast))
+    for row in one:
+        torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
+    usual = collect(plain, models, pairs([3, 1, 0]), now=3)
+    other = collect(make("sequential", [Task(linear, federation(SIZES), batch=7)], Devices(), 0, "cpu"), models, pairs([3, 1, 0]), now=3)
+    assert not torch.allclose(usual[0][0], other[0][0]), "the option must matter"
+
+
+def test_models_that_differ_in_lr_share_stacks() -> None:
+    data = federation(SIZES)
+    tasks = [Task(linear, data, lr=lr, name=str(lr)) for lr in (0.01, 0.1, 0.3)]
+    plain, fast = (make(engine, tasks, Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    assert isinstance(fast, Batched)
+    assert [family.models for family in fast.families] == [[0, 1, 2]]
+    plan = pairs([0, 0, 2, 3, 2], [0, 1, 1, 2, 2])
+    one, two = (collect(engine, plain.initial(), plan) for engine in (plain, fast))
+    for row in one:
+        torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
+
+
+def test_padding_is_little_on_power_law_clients() -> None:
+    """S1's Synthetic instance, whose clients have 50 to 5,744 examples, all in one stack."""
+    task = Task(rota.models.logistic, rota.data.synthetic_kvib(), lr=0.02, batch=64)
+    fast = make("batched", [task], Devices(), 0, "cpu")
+    assert isinstance(fast, Batched)
+    fast._most = lambda *_: 100  # type: ignore[method-assign]
+    collect(fast, fast.initial(), pairs([*range(100)]))
+    assert fast.padding / fast.slots < 0.2
+
+
+@given(st.integers(1, 2000))
+def test_the_grid_holds_and_wastes_little(n: int) -> None:
+    assert n <= grid(n) <= n * 1.125

@@ -27,6 +27,7 @@ class Sequential:
         self.seed = seed
         self.device = device
         self.modules = [task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)]
+        self.start = [weights.read(module) for module in self.modules]  # the modules themselves are worked with
         self.data = [(task.data.train.x.to(device), task.data.train.y.to(device)) for task in tasks]
         self.dropout = [local.uses_dropout(m, x[:2]) for m, (x, _) in zip(self.modules, self.data, strict=True)]
         self.least = [local.smallest_batch(m, x) for m, (x, _) in zip(self.modules, self.data, strict=True)]
@@ -35,7 +36,7 @@ class Sequential:
 
     def initial(self) -> list[Weights]:
         """The models before the first round."""
-        return [weights.read(module) for module in self.modules]
+        return self.start
 
     def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`."""

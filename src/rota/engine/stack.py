@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from rota import weights
 from rota.engine import local
 from rota.engine.schedule import grid
-from rota.engine.trace import Layout, Unbatchable, fuse, stack, trace
+from rota.engine.trace import Layout, Unbatchable, fuse, resize, stack, trace
 from rota.plan import Task
 
 Step = Callable[..., None]
@@ -29,31 +29,41 @@ class Steps:
         self.params, self.buffers = Layout.params(module), Layout.buffers(module)
         self.dtype = next(module.parameters()).dtype
         self.plain = task.optimizer == "sgd" and task.clip is None and not (task.momentum or task.weight_decay or task.prox)
-        self.traced: dict[int, fx.GraphModule] = {}
-        self.made: dict[tuple[int, int, bool], Step] = {}
+        self.traced: dict[tuple[int, int], fx.GraphModule] = {}
+        self.made: dict[tuple[int, int, bool], fx.GraphModule] = {}
 
     def get(self, rows: int, width: int, fused: bool) -> Step:
         """The in-place step for that many rows (see `fuse`); a single row has no row axis."""
         with TRACER:
-            if (rows, width, fused) not in self.made:
-                self.made[rows, width, fused] = self._make(rows, width, fused)
-            return self.made[rows, width, fused]
+            step: Step = self._get(rows, width, fused).forward
+            return step
 
-    def _make(self, rows: int, width: int, fused: bool) -> Step:
-        device = self.x.device
-        if width not in self.traced:
+    def _get(self, rows: int, width: int, fused: bool) -> fx.GraphModule:
+        key = (rows, width, fused)
+        if key not in self.made and rows > 3:
+            self.made[key] = resize(self._get(2, width, fused), self._get(3, width, fused), rows)
+        elif key not in self.made:
+            params = self.params.views(torch.empty(rows, self.params.numel, device=self.x.device, dtype=self.dtype))
+            params = [p[0] for p in params] if rows == 1 else params
+            self.made[key] = fuse(copy.deepcopy(self._trace(rows, width)), params, len(self.buffers.names), fused)
+        return self.made[key]
+
+    def _trace(self, rows: int, width: int) -> fx.GraphModule:
+        """The step as it was traced: for one row from the module, for two or three from that."""
+        if (rows, width) not in self.traced:
+            device = self.x.device
             pick = torch.arange(width, device=device) % len(self.x)
-            self.traced[width] = trace(self.task, self.module, self.x[pick], self.y[pick], self.autocast)
-        one = copy.deepcopy(self.traced[width])
-        params = self.params.views(torch.empty(rows, self.params.numel, device=device, dtype=self.dtype))
-        if rows == 1:
-            return fuse(one, [p[0] for p in params], len(self.buffers.names), fused)
-        buffers = self.buffers.views(torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype))
-        pick = torch.zeros(rows, width, dtype=torch.int64, device=device)
-        weight = torch.ones(rows, width, device=device, dtype=self.dtype)
-        key, number = torch.zeros(2, rows, dtype=torch.int64, device=device)
-        inputs = [*params, *buffers, self.x[pick], self.y[pick], weight, key, number]
-        return fuse(stack(one, rows, inputs), params, len(buffers), fused)
+            if rows == 1:
+                made = trace(self.task, self.module, self.x[pick], self.y[pick], self.autocast)
+            else:
+                params = self.params.views(torch.empty(rows, self.params.numel, device=device, dtype=self.dtype))
+                buffers = self.buffers.views(torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype))
+                weight = torch.ones(rows, width, device=device, dtype=self.dtype)
+                key, number = torch.zeros(2, rows, dtype=torch.int64, device=device)
+                x, y = self.x[pick.expand(rows, -1)], self.y[pick.expand(rows, -1)]
+                made = stack(self._trace(1, width), rows, [*params, *buffers, x, y, weight, key, number])
+            self.traced[rows, width] = made
+        return self.traced[rows, width]
 
 
 class Stack:
