@@ -25,7 +25,7 @@ from rota.loop import Experiment
 pytestmark = pytest.mark.faults
 
 # the command line with a checkpoint after every round, so that kills find it writing
-ROTA = "import rota.experiment; rota.experiment.CHECKPOINT_SECONDS = -1; import rota.cli; rota.cli.main()"
+ROTA = "import rota.experiment; rota.experiment.CHECKPOINT_SECONDS = rota.experiment.CHECKPOINT_COSTS = -1; import rota.cli; rota.cli.main()"
 SETTINGS = ["--set", "rounds=80", "--set", "server=yogi", "--set", "server.lr=0.05", "--set", "evaluate=3"]
 
 
@@ -149,6 +149,7 @@ def kill_one(experiment: Experiment, folder: Path, engine: str, wait: bool, dela
 def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     """Without the seconds that starting takes, for a few rounds each."""
     monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(experiments, "CHECKPOINT_COSTS", -1.0)
     rounds, least = (40, 30) if engine == "sequential" else (10, 3)  # the batched one takes seconds to start
     experiment = make(rounds=rounds, server=Yogi(), evaluate=2)
     execute(experiment, engine=engine, out=tmp_path / "unbroken")
@@ -172,6 +173,7 @@ def test_killed_at_every_file_operation_thrice(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(ENGINES, "toy", Toy)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(experiments, "CHECKPOINT_COSTS", -1.0)
     experiment = make()
     execute(experiment, engine="toy", out=tmp_path / "unbroken")
     operation, statuses = 0, {137}

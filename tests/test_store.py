@@ -142,6 +142,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every round, as if rounds took long."""
     monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(experiments, "CHECKPOINT_COSTS", -1.0)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Exit status: 0 done, 1 the run failed, 2 bad usage or input, 130 interrupted.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -40,6 +39,12 @@ class DeviceName(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class PrecisionName(StrEnum):
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
 
 
 def _one_of(choices: type[StrEnum]) -> dict[str, Any]:
@@ -78,6 +83,12 @@ def _reproductions() -> list[str]:
     return list(reproduce.REPRODUCTIONS)
 
 
+def _works() -> list[str]:
+    from rota import bench
+
+    return list(bench.names())
+
+
 Recipe = Annotated[
     str,
     typer.Argument(metavar="RECIPE", help="A ready recipe (see `rota list recipes`) or a .toml file.", autocompletion=_starting(_recipes)),
@@ -87,6 +98,7 @@ Set = Annotated[
 ]
 Engine = Annotated[EngineName, typer.Option(help="What trains the clients.", **_one_of(EngineName))]
 Device = Annotated[DeviceName, typer.Option(help="Where.", **_one_of(DeviceName))]
+Precision = Annotated[PrecisionName, typer.Option(help="Of products; tf32 and bf16 are for a GPU.", **_one_of(PrecisionName))]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
@@ -99,16 +111,9 @@ def _print(text: str) -> None:
 
 
 def _print_json(value: Any) -> None:
-    _print(json.dumps(_finite(value), allow_nan=False))
+    from rota.record import finite
 
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for both."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    _print(json.dumps(finite(value), allow_nan=False))
 
 
 @app.command()
@@ -117,6 +122,7 @@ def run(
     set_: Set = [],  # noqa: B006
     engine: Engine = EngineName.auto,
     device: Device = DeviceName.auto,
+    precision: Precision = PrecisionName.fp32,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; default: runs/RECIPE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, exactly where its last checkpoint is.")] = False,
     as_json: Json = False,
@@ -140,16 +146,23 @@ def run(
     title = path.parent.name if path.name == "config.toml" else path.stem
     out = out or Path("runs") / f"{title}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = shlex.quote(str(out))
-    chosen = "".join(f" --{key} {value}" for key, value in (("engine", engine), ("device", device)) if value != "auto")
+    how = {"engine": engine, "device": device, "precision": precision}
+    chosen = "".join(f" --{key} {value}" for key, value in how.items() if value not in ("auto", "fp32"))
     again = f"rota run {shlex.quote(str(out / 'config.toml'))} --out {folder}{chosen} --resume"
-    summary = _run_one(config, title, out, engine, device, resume, again)
+    summary = _run_one(config, title, out, how, resume, again)
     report = _report([out], out / "report.html")
     if as_json:
         _print_json({**summary, "folder": str(out), "report": str(report)})
         return
     models = "" if len(summary["models"]) == 1 else f" on average over {len(summary['models'])} models"
-    _print(f"accuracy {summary['accuracy']:.2%}, loss {summary['loss']:.4f}{models} after {_rounds(summary)}")
+    _print(f"accuracy {summary['accuracy']:.2%}, loss {_loss(summary)}{models} after {_rounds(summary)}")
     _print(f"report: {report}")
+
+
+def _loss(summary: dict[str, Any]) -> str:
+    from rota.progress import loss
+
+    return loss(summary["loss"])
 
 
 def _rounds(summary: dict[str, Any]) -> str:
@@ -165,8 +178,8 @@ class Stopped(Exception):
         self.again = again
 
 
-def _run_one(config: dict[str, Any], title: str, out: Path, engine: str, device: str, resume: bool, again: str) -> dict[str, Any]:
-    """Resolve, build and run one config in its folder, with progress; `again` is the command that resumes it."""
+def _run_one(config: dict[str, Any], title: str, out: Path, how: dict[str, Any], resume: bool, again: str) -> dict[str, Any]:
+    """Resolve, build and run one config in its folder, with progress; `how` goes to `execute`, `again` is the command that resumes it."""
     from rota import progress
     from rota import recipe as recipes
     from rota.experiment import Interrupted, execute
@@ -177,7 +190,7 @@ def _run_one(config: dict[str, Any], title: str, out: Path, engine: str, device:
         experiment = recipes.build(config)
     try:
         with progress.rounds(title, experiment.rounds) as watch:
-            return execute(experiment, engine=engine, device=device, out=out, resume=resume, config=config, watch=watch).summary
+            return execute(experiment, **how, out=out, resume=resume, config=config, watch=watch).summary
     except BadInput:
         raise
     except (Interrupted, KeyboardInterrupt) as stop:
@@ -265,6 +278,7 @@ def compare(
     set_: Set = [],  # noqa: B006
     engine: Engine = EngineName.auto,
     device: Device = DeviceName.auto,
+    precision: Precision = PrecisionName.fp32,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out: finished runs are kept.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -290,10 +304,11 @@ def compare(
     if not resume:
         _check_folder({}, out, resume)
     given = [word for word in sys.argv[1:] if word != "--resume"]
+    how = {"engine": engine, "device": device, "precision": precision}
     results = []
     for number, (name, variant) in enumerate(runs.items(), start=1):
         title = f"{name} ({number}/{len(runs)})"
-        summary = _run_one(variant, title, out / name, engine, device, started[name], f"rota {shlex.join(given)} --resume")
+        summary = _run_one(variant, title, out / name, how, started[name], f"rota {shlex.join(given)} --resume")
         results.append({"run": name, **summary})
     report = _report([out / name for name in runs], out / "report.html")
     if as_json:
@@ -301,7 +316,7 @@ def compare(
         return
     width = max(len(name) for name in runs)
     for result in results:
-        _print(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {result['loss']:.4f}  {_rounds(result)}")
+        _print(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {_loss(result)}  {_rounds(result)}")
     _print(f"report: {report}")
 
 
@@ -371,6 +386,52 @@ def reproduce(
     for claim, held in result.checks.items():
         _print(f"{'yes' if held else 'NO'}: {claim}")
     _print(f"page: {page}")
+
+
+@app.command()
+def bench(
+    work: Annotated[
+        str | None,
+        typer.Argument(metavar="[WORK]", help="What to train; leave out to list the works.", autocompletion=_starting(_works)),
+    ] = None,
+    device: Device = DeviceName.auto,
+    peers: Annotated[str, typer.Option(metavar="A,B|all|none", help="The systems to compare with.")] = "all",
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Measured rounds of each of the two passes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the results, with the machine and versions, as JSON.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure rota's speed against peers on the same work.
+
+    \b
+    Examples:
+      rota bench
+      rota bench 2nn
+      rota bench cnn --peers pfl,flower --rounds 5 --out cnn.json
+    """
+    from rota import bench as benches
+    from rota import progress
+
+    if work is None:
+        known = benches.names()
+        if as_json:
+            _print_json([{"name": each, "summary": summary} for each, summary in known.items()])
+            return
+        for each, summary in known.items():
+            _print(f"{each:{max(map(len, known))}}  {summary}")
+        return
+    chosen = benches.chosen(peers)
+    if out is not None and not out.absolute().parent.is_dir():  # not after hours
+        raise BadInput(f"there is no folder {out.absolute().parent} for --out: make it, or choose another file")
+    result = benches.bench(work, device=device, peers=chosen, rounds=rounds, say=progress.say)
+    if out is not None:
+        benches.write(result, out)
+    if as_json:
+        _print_json(result.rows)
+        return
+    for line in benches.table(result):
+        _print(line)
 
 
 @app.command()

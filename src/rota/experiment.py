@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from rota.store import Folder
 
 CHECKPOINT_SECONDS = 5.0
-"""A crash loses no more than this much work."""
+"""A crash loses no more than this much work ..."""
+CHECKPOINT_COSTS = 20.0
+"""... or so many times what a checkpoint takes, where that is more."""
 
 
 class Interrupted(Exception):
@@ -72,6 +74,7 @@ def run(
     target: float | None = None,
     engine: str = "auto",
     device: str = "auto",
+    precision: str = "fp32",
     out: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[Record], None] | None = None,
@@ -91,7 +94,9 @@ def run(
         evaluate,
         target,
     )
-    return execute(experiment, engine=engine, device=device, out=Path(out) if out else None, resume=resume, watch=watch)
+    return execute(
+        experiment, engine=engine, device=device, precision=precision, out=Path(out) if out else None, resume=resume, watch=watch
+    )
 
 
 def execute(
@@ -99,6 +104,7 @@ def execute(
     *,
     engine: str = "auto",
     device: str = "auto",
+    precision: str = "fp32",
     out: Path | None = None,
     resume: bool = False,
     config: dict[str, Any] | None = None,
@@ -106,7 +112,7 @@ def execute(
 ) -> Run:
     """Run an experiment; `config` is what the folder's config.toml says (a description of the objects where it is None)."""
     check(experiment)
-    machine = make(engine, experiment.tasks, experiment.devices, experiment.seed, device)
+    machine = make(engine, experiment.tasks, experiment.devices, experiment.seed, device, precision)
     state = loop.begin(experiment, machine)
     try:
         if out is None:
@@ -127,6 +133,7 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
         records = folder.records()
         folder.write_data(experiment)
     began = saved = time.monotonic()
+    pause = CHECKPOINT_SECONDS
     done = bool(records) and reached(records[-1], experiment.target)
     try:
         while state.round < experiment.rounds and not done:
@@ -136,9 +143,11 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
             state = after  # only now: a checkpoint of a round whose line is not written could not be resumed
             records.append(entry)
             done = reached(entry, experiment.target)
-            if folder and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                folder.save(state, spent + time.monotonic() - began)
+            if folder and time.monotonic() - saved > pause:
+                start = time.monotonic()
+                folder.save(state, spent + start - began)
                 saved = time.monotonic()
+                pause = max(CHECKPOINT_SECONDS, CHECKPOINT_COSTS * (saved - start))
             if watch:
                 watch(entry)
     finally:
@@ -180,14 +189,14 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     """An experiment made in Python, in words: what config.toml holds where there is no recipe to put there."""
 
     def words(value: Any) -> Any:
-        fields = asdict(value) if is_dataclass(value) and not isinstance(value, type) else {}
-        return {"name": type(value).__name__, **{k: v for k, v in fields.items() if isinstance(v, str | int | float)}}
+        given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else {}
+        return {"name": type(value).__name__, **{k: v for k, v in given.items() if isinstance(v, str | int | float)}}
 
     numbers = {k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target") if getattr(experiment, k) is not None}
     policies = {k: words(getattr(experiment, k)) for k in ("sampler", "estimator", "server", "devices")}
     tasks = []
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
-        work = {k: getattr(task, k) for k in ("lr", "batch", "epochs", "steps", "prox") if getattr(task, k) is not None}
+        work = {f.name: getattr(task, f.name) for f in fields(task) if isinstance(getattr(task, f.name), str | int | float)}
         model = getattr(task.model, "__qualname__", type(task.model).__name__)
-        tasks.append({"name": name, "model": model, "data": task.data.name, "clients": task.data.clients, **work})
+        tasks.append({**work, "name": name, "model": model, "data": task.data.name, "clients": task.data.clients})
     return {**numbers, **policies, "task": tasks}

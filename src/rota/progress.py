@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -110,7 +111,12 @@ def _plain(title: str, total: int) -> Callable[[Record], None]:
 
 def scores(record: Record) -> str:
     """The round's accuracy and loss; nothing where the models were not tested."""
-    return f"accuracy {record['accuracy']:.2%}  loss {record['loss']:.4f}" if record["accuracy"] is not None else ""
+    return f"accuracy {record['accuracy']:.2%}  loss {loss(record['loss'])}" if record["accuracy"] is not None else ""
+
+
+def loss(value: float | None) -> str:
+    """A loss in few digits; one that has overflowed is kept as null, and said."""
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
 def clients(record: Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,15 @@ def record(now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Scor
             for row in np.flatnonzero(~seen.ok)
         ],
     }
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def reached(entry: Record, target: float | None) -> bool:

@@ -23,7 +23,7 @@ import torch
 import rota
 from rota.bench import growth
 from rota.bench.environment import Skip
-from rota.bench.floors import Floors, Rates, floors, probe
+from rota.bench.floors import Floors, Rates, lowest, probe
 from rota.bench.systems import OWN, PEERS, System, Way, cores, find, run, ways
 from rota.bench.works import WORKS, Size, Work, prepare
 from rota.errors import BadInput, did_you_mean
@@ -49,10 +49,11 @@ class Result:
 
 @dataclass
 class Tally:
-    """What a system's runs gave: the measured rounds' seconds by way, and the accuracies."""
+    """What a system's runs gave: the measured rounds' seconds by way, and the models' scores."""
 
     seconds: dict[Way, list[float]] = field(default_factory=dict)
     accuracy: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
     version: str = ""
     skipped: str = ""
 
@@ -76,10 +77,8 @@ def chosen(words: str) -> list[System]:
     return [PEERS[word] for word in words.split(",")]
 
 
-def bench(
-    name: str, *, device: str = "auto", peers: list[System], rounds: int | None = None, say: Callable[[str], None], quick: bool = False
-) -> Result:
-    """Measure one work. `rounds` are the measured rounds of one pass; `quick` shortens the probe of the machine."""
+def bench(name: str, *, device: str = "auto", peers: list[System], rounds: int | None = None, say: Callable[[str], None]) -> Result:
+    """Measure one work. `rounds` are the measured rounds of one pass."""
     if name not in names():
         raise BadInput(f"unknown work '{name}': {did_you_mean(name, names())}")
     if rounds is not None and rounds < 1:
@@ -90,10 +89,10 @@ def bench(
         raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
     if name == "growth":
         return Result(name, growth.measure(device, rounds or 20, say))
-    return _compare(WORKS[name], device, [*OWN, *peers], rounds, say, quick)
+    return _compare(WORKS[name], device, [*OWN, *peers], rounds, say)
 
 
-def _compare(work: Work, device: str, systems: list[System], rounds: int | None, say: Callable[[str], None], quick: bool) -> Result:
+def _compare(work: Work, device: str, systems: list[System], rounds: int | None, say: Callable[[str], None]) -> Result:
     tallies = {system.name: _ready(system, device) for system in systems}
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as place:
         folder = Path(place)
@@ -104,12 +103,12 @@ def _compare(work: Work, device: str, systems: list[System], rounds: int | None,
                 tally = tallies[system.name]
                 if tally.skipped:
                     continue
-                for way in ways(system, device) if turn == 0 else [tally.best]:
+                for way in ways(system, device, work.model) if turn == 0 else [tally.best]:
                     say(f"{work.name}: {system.name}, {way.how} ({turn + 1}/{PASSES})")
                     _add(tally, system, way, folder, device)
     say(f"{work.name}: probing the machine")
-    rates = probe(device, quick)
-    least = floors(size, rates)
+    rates = probe(device)
+    least = lowest(size, rates)
     rows = [_row(work, size, least, device, name, tally) for name, tally in tallies.items()]
     ours = next(row["seconds_per_round"] for row in rows if row["system"] == "rota-batched")
     for row in rows:
@@ -137,6 +136,7 @@ def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> N
     tally.skipped = ""
     tally.seconds.setdefault(way, []).extend(found["seconds"])
     tally.accuracy.append(found["accuracy"])
+    tally.loss.append(found["loss"])
     tally.version = found["version"]
 
 
@@ -151,6 +151,7 @@ def _row(work: Work, size: Size, least: Floors, device: str, name: str, tally: T
     row["accuracy"] = float(np.mean(tally.accuracy))
     return {
         **row,
+        "loss": float(np.mean(tally.loss)),
         "microseconds_per_client_step": float(np.median(seconds / steps)) * 1e6,
         "floor_seconds": least.seconds,
         "share_of_floor": least.seconds / row["seconds_per_round"],
@@ -197,22 +198,17 @@ def _growth_table(result: Result) -> list[str]:
     return [*lines, "", "server: drawing the cohort and observing what came back"]
 
 
-def write(results: list[Result], path: Path) -> None:
-    """The results with the machine, the date and the versions, as JSON."""
+def write(result: Result, path: Path) -> None:
+    """The result with the machine, the date and the versions, as JSON."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     page = {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": {"name": platform.node(), "system": platform.platform(), "processor": processor(), "cores": cores(), "gpu": gpu},
         "versions": {"rota": rota.__version__, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "works": [
-            {
-                "work": result.work,
-                "rates": asdict(result.rates) if result.rates else None,
-                "floors": asdict(result.floors) if result.floors else None,
-                "results": result.rows,
-            }
-            for result in results
-        ],
+        "work": result.work,
+        "rates": asdict(result.rates) if result.rates else None,
+        "floors": asdict(result.floors) if result.floors else None,
+        "results": result.rows,
     }
     path.write_text(json.dumps(page, indent=1) + "\n")
 

@@ -36,11 +36,11 @@ class Floors:
         return max(self.arithmetic, self.memory)
 
 
-def probe(device: str, quick: bool = False) -> Rates:
+def probe(device: str) -> Rates:
     """Measure the device: the best of several tries, because a floor is what can be reached."""
     if device == "cuda":
         return _probe_gpu()
-    side, copied = (128, 1 << 20) if quick else (1024, 1 << 26)
+    side, copied = 1024, 1 << 26
     with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
         a, b = torch.rand(2, side, side)
         flops = _best(threads, lambda: torch.mm(a, b))
@@ -93,5 +93,6 @@ def traffic(size: Size) -> Array:
     return np.asarray(size.steps * size.params * 4 * 2 + size.examples * size.example_bytes)
 
 
-def floors(size: Size, rates: Rates) -> Floors:
+def lowest(size: Size, rates: Rates) -> Floors:
+    """The floors of a work on a machine with these rates."""
     return Floors(float(np.median(size.flops)) / rates.flops, float(np.median(traffic(size))) / rates.bytes)

@@ -76,13 +76,15 @@ def _measure(federation: Federation, cohort: int, device: str, rounds: int) -> d
         began = time.perf_counter()
         state, _ = loop.play(experiment, machine, state)
         seconds.append(time.perf_counter() - began)
+    score = machine.evaluate(state.models)[0]
     whole, server = float(np.median(seconds[2:])), float(np.median(timed.seconds[2:]))
     return {
         "work": "growth",
         "system": "rota-batched",
         "device": device,
         "seconds_per_round": whole,
-        "accuracy": machine.evaluate(state.models)[0].accuracy,
+        "accuracy": score.accuracy,
+        "loss": score.loss,
         "clients": federation.clients,
         "cohort": cohort,
         "sampler": sampler(),

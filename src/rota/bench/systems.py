@@ -15,6 +15,7 @@ import rota
 from rota.bench.environment import Skip, interpreter
 
 SCRIPTS = Path(__file__).parent / "peers"
+DENSE = ("logistic", "two_nn")  # on a CPU, XLA's convolutions in a loop, and all but these mapped over clients, take minutes a round
 LIMIT = 3600.0  # seconds for one run of one system: what takes longer hangs
 
 
@@ -55,22 +56,29 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ways(system: System, device: str) -> list[Way]:
+def ways(system: System, device: str, model: str) -> list[Way]:
     """How a system may use the cores; the fastest way counts. A GPU's work is fed by one thread."""
     many = [1, cores()] if device == "cpu" and cores() > 1 else [1]
     threads = [Way(f"{n} thread{'s' * (n > 1)}", str(n)) for n in many]
     if system.name == "rota-sequential":
         return [Way(way.how, f"sequential {way.argument}") for way in threads]
     if system.name == "rota-batched":
-        return [Way(f"stacks on {cores()} threads" if device == "cpu" else "stacks in CUDA graphs", "batched")]
+        return [Way(f"stacks, {cores()} at a time" if device == "cpu" else "stacks in CUDA graphs", "batched")]
     if system.name == "torch-loop":
         return threads
     if system.name == "pfl":
         return threads + [Way(f"{n} processes", "1", n) for n in many[1:]]
     if system.name == "flower":
-        return [Way(f"{cores()} Ray workers, 1 thread each")]
+        return [Way(f"{cores()} Ray workers of 1 thread")]
     if system.name == "jax-scan":
-        return [Way("vmap over clients", "vmap")] + [Way(f"a scan a client on {cores()} threads", "threads")] * (device == "cpu")
+        together, scan, step = (
+            Way("vmap over clients", "vmap"),
+            Way(f"a scan a client, {cores()} at a time", "scan"),
+            Way(f"compiled steps, {cores()} at a time", "step"),
+        )
+        if device != "cpu":
+            return [together]
+        return [together, scan] if model in DENSE else [step] if "cnn" in model else [scan, step]
     return [Way("as it comes")]
 
 
@@ -87,6 +95,7 @@ def run(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
     words = [python, *launch, str(SCRIPTS / system.script), str(folder), way.argument]
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as home:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
+        quiet["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # jax would take most of a GPU at once
         environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *paths])}
         out, err, status = call(words, environment, LIMIT)
     for line in reversed(out.splitlines()):

@@ -64,14 +64,14 @@ class Size:
 def digits(work: Work) -> Federation:
     """MNIST, or images of its shape."""
     parts = read_mnist() if data.at_hand("mnist") else None
-    return _dealt(work, "mnist", parts, (1, 28, 28))
+    return _dealt(work, "mnist", parts, (1, 28, 28), strength=3.5)
 
 
 def photographs(work: Work) -> Federation:
     """CIFAR-10, or images of its shape."""
     if data.at_hand("cifar10"):
         return data.cifar10(_even(work))
-    return _dealt(work, "cifar10", None, (3, 32, 32))
+    return _dealt(work, "cifar10", None, (3, 32, 32), strength=12.0)
 
 
 def kvib(work: Work) -> Federation:  # noqa: ARG001
@@ -89,10 +89,10 @@ def roles(work: Work) -> Federation:
     return federate("made-up text", Examples(x[:total], y[:total]), Examples(x[total:], y[total:]), _even(work), classes=80)
 
 
-def _dealt(work: Work, name: str, parts: tuple[Examples, Examples] | None, shape: tuple[int, ...]) -> Federation:
+def _dealt(work: Work, name: str, parts: tuple[Examples, Examples] | None, shape: tuple[int, ...], strength: float) -> Federation:
     if parts is None:
         total = work.clients * work.examples
-        name, made = f"made-up {name}", images(total + 2000, shape)
+        name, made = f"made-up {name}", images(total + 2000, shape, strength)
         parts = Examples(made.x[:total], made.y[:total]), Examples(made.x[total:], made.y[total:])
     return federate(name, *parts, _even(work), classes=10, seed=SEED)
 
@@ -108,12 +108,15 @@ def _even(work: Work) -> Partition:
     return deal
 
 
-def images(n: int, shape: tuple[int, ...]) -> Examples:
-    """Images that can be learnt: a coarse pattern for each of 10 classes, under noise that lets about one in twenty be mistaken."""
+def images(n: int, shape: tuple[int, ...], strength: float) -> Examples:
+    """Images that can be learnt: a coarse pattern for each of 10 classes, of norm `strength`, under noise of deviation 1.
+
+    At 3.5 about one image in twenty lies nearer to another class. Convolutions see a few pixels at a time and need more.
+    """
     generator = rng.generator(rng.key(SEED, "bench images"))
     channels, height, width = shape
     patterns = np.kron(generator.standard_normal((10, channels, height // 4, width // 4)), np.ones((1, 1, 4, 4)))
-    patterns *= 3.5 / np.sqrt(np.prod(shape))
+    patterns *= strength / np.sqrt(np.prod(shape))
     y = generator.integers(10, size=n)
     x = generator.standard_normal((n, *shape), np.float32)
     x += patterns.astype(np.float32)[y]

@@ -32,11 +32,15 @@ class Engine(Protocol):
         """Each model's loss and score on the test part."""
 
 
-ENGINES: dict[str, Callable[[list[Task], Devices, int, torch.device], Engine]] = {"sequential": Sequential, "batched": Batched}
+ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Sequential, "batched": Batched}
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str = "auto") -> Engine:
-    """An engine by name ("auto": the fastest that fits) on a device ("auto": a GPU where there is one)."""
+def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str = "auto", precision: str = "fp32") -> Engine:
+    """An engine by name ("auto": the fastest that fits) on a device ("auto": a GPU where there is one).
+
+    `precision` is that of products and convolutions: "tf32" (on a GPU) and "bf16" are faster and round more.
+    """
     if name == "auto":
         name = "batched"  # which leaves to the sequential engine what it cannot stack
     if name not in ENGINES:
@@ -47,4 +51,8 @@ def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str 
         raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
     if device not in ("cpu", "cuda"):
         raise BadInput(f"unknown device '{device}': {did_you_mean(device, ['auto', 'cpu', 'cuda'])}")
-    return ENGINES[name](tasks, devices, seed, torch.device(device))
+    if precision not in PRECISIONS:
+        raise BadInput(f"unknown precision '{precision}': {did_you_mean(precision, PRECISIONS)}")
+    if device == "cuda":  # by default torch takes tf32 for convolutions, and not for products
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    return ENGINES[name](tasks, devices, seed, torch.device(device), torch.bfloat16 if precision == "bf16" else None)

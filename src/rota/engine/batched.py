@@ -22,7 +22,7 @@ from torch import Tensor
 from rota.data.federation import Array
 from rota.engine.clock import Devices
 from rota.engine.cuda import GraphStack
-from rota.engine.fit import best_rows, rows_that_fit
+from rota.engine.fit import rows_for_a_core, rows_that_fit
 from rota.engine.local import Correction
 from rota.engine.schedule import Schedule, local_steps, schedule, widths
 from rota.engine.score import Score
@@ -50,13 +50,14 @@ def signature(task: Task) -> tuple[object, ...]:
 class Batched:
     """Trains the rows of a plan in stacks on one device. What cannot be stacked goes to the sequential engine, and says so."""
 
-    def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device) -> None:
-        self.plain = Sequential(tasks, devices, seed, device)
+    def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device, autocast: torch.dtype | None = None) -> None:
+        self.plain = Sequential(tasks, devices, seed, device, autocast)
+        self.autocast = autocast
         self.tasks, self.seed, self.device = tasks, seed, device
         self.families = self._families()
         self.most: dict[tuple[int, int], int] = {}  # (family, width) -> the most rows in one stack
         self.graphs: dict[tuple[int, int, bool], GraphStack] = {}
-        self.workers = (os.cpu_count() or 1) if device.type == "cpu" else 1
+        self.workers = len(os.sched_getaffinity(0)) if device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
         self.threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self.slots = self.padding = 0
         """Places for examples in all mini-batches so far, and how many of them held none."""
@@ -68,7 +69,7 @@ class Batched:
         out = []
         for models in together.values():
             task = self.tasks[models[0]]
-            steps = Steps(task, self.plain.modules[models[0]], *self.plain.data[models[0]])
+            steps = Steps(task, self.plain.modules[models[0]], *self.plain.data[models[0]], self.autocast)
             try:
                 verify(steps, int(widths(task, task.data.train.sizes).max()))
             except Unbatchable as error:
@@ -122,8 +123,7 @@ class Batched:
 
     def _most(self, f: int, steps: Steps, width: int) -> int:
         if (f, width) not in self.most:
-            choose = rows_that_fit if self.device.type == "cuda" else best_rows
-            self.most[f, width] = choose(steps, width)
+            self.most[f, width] = rows_that_fit(steps, width) if self.device.type == "cuda" else rows_for_a_core(steps)
         return self.most[f, width]
 
     def _train(

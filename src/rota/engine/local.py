@@ -93,7 +93,7 @@ class Dropout(TorchFunctionMode):
             return input
         self.calls += 1
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if channels else input.shape
-        kept = uniform(rng.fold(self.key, self.calls), math.prod(shape))
+        kept: Tensor = uniform(rng.fold(self.key, self.calls), math.prod(shape))
         return input * (kept >= p).view(shape).to(input.dtype) / (1 - p)
 
 

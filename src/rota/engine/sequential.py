@@ -22,11 +22,13 @@ from rota.weights import Weights
 class Sequential:
     """Trains the rows of a plan one by one on one device."""
 
-    def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device) -> None:
+    def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device, autocast: torch.dtype | None = None) -> None:
+        self.autocast = autocast
         self.tasks = tasks
         self.seed = seed
         self.device = device
         self.modules = [task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)]
+        self.counters = [[(b, b.clone()) for b in module.buffers() if not b.is_floating_point()] for module in self.modules]
         self.start = [weights.read(module) for module in self.modules]  # the modules themselves are worked with
         self.data = [(task.data.train.x.to(device), task.data.train.y.to(device)) for task in tasks]
         self.dropout = [local.uses_dropout(m, x[:2]) for m, (x, _) in zip(self.modules, self.data, strict=True)]
@@ -64,6 +66,8 @@ class Sequential:
         rows = slice(*task.data.train.offsets[client : client + 2].tolist())
         x, y = self.data[model][0][rows], self.data[model][1][rows]
         weights.load(module, start)
+        for counter, beginning in self.counters[model]:  # BatchNorm counts its batches: each row anew
+            counter.copy_(beginning)
         module.train()
         optimiser = local.optimiser(task, now, module.parameters())
         key = local.row_key(self.seed, now, client, model)
@@ -77,9 +81,9 @@ class Sequential:
             torch.default_generator.manual_seed(key)  # for modules that draw numbers in other ways than dropout
             for step, batch in enumerate(steps):
                 dropout.start(step)
-                with dropout if self.dropout[model] else nullcontext():
+                with dropout if self.dropout[model] else nullcontext(), self._precision():
                     outputs = module(x[batch])
-                loss = task.loss(outputs, y[batch]).mean()
+                loss = task.loss(outputs.float() if self.autocast else outputs, y[batch]).mean()
                 optimiser.zero_grad()
                 loss.backward()
                 if task.prox:
@@ -91,6 +95,9 @@ class Sequential:
                 optimiser.step()
                 total += loss.detach()
         return weights.read(module), float(total) / len(steps), sum(len(batch) for batch in steps), ""
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
     def evaluate(self, models: list[Weights]) -> list[Score]:
         """Each model's loss and score on the test part."""

@@ -122,7 +122,7 @@ def _naming_the_part(module: nn.Module) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        part = f"'{running[-1]}' ({type(module.get_submodule(running[-1])).__name__})" if running else type(module).__name__
+        part = f"'{running[-1]}' ({type(module.get_submodule(running[-1])).__name__})" if running and running[-1] else type(module).__name__
         raise Unbatchable(f"{part}: {str(error).splitlines()[0]}") from error
     finally:
         begin.remove()

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from rota import weights
 from rota.errors import BadInput
 from rota.loop import Experiment, State
-from rota.record import Record
+from rota.record import Record, finite
 from rota.store import checkpoint
 from rota.store.checkpoint import sync
 
@@ -97,7 +97,7 @@ class Folder:
 
     def append(self, record: Record) -> None:
         """Add a round's line, past all buffers: what an interrupted write left in one would come out later, among other lines."""
-        line = json.dumps(record).encode() + b"\n"
+        line = json.dumps(finite(record)).encode() + b"\n"
         with (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
             while line:
                 line = line[file.write(line) :]
@@ -110,7 +110,7 @@ class Folder:
         sync(self.path)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write(self.path / "summary.json", json.dumps(finite(summary), indent=2) + "\n")
 
     def write_data(self, experiment: Experiment) -> None:
         """data.json: who holds how much of what, for the report."""

@@ -3,18 +3,12 @@
 # mypy: ignore-errors
 from __future__ import annotations
 
-import os
 import sys
 import time
 from importlib import metadata
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-import jax
-
-jax.tree_map = jax.tree.map  # its older name, under which FedJAX calls it
-
 import fedjax
+import jax
 import jax.numpy as jnp
 import jax_models as models
 import numpy as np
@@ -30,6 +24,7 @@ def gradient(params: list[jax.Array], batch: dict[str, jax.Array], key: jax.Arra
 
 
 def main() -> None:
+    jax.tree_map = jax.tree.map  # its older name, under which FedJAX calls it
     device = jax.devices()[0]
     if (device.platform == "cpu") != (work.device == "cpu"):
         raise SystemExit(f"jax runs on {device.platform} here, not on {work.device}")
@@ -51,7 +46,7 @@ def main() -> None:
         state, _ = algorithm.apply(state, [(str(c), clients[c], key) for c, key in zip(cohort, keys, strict=True)])
         jax.block_until_ready(state.params)
         ends.append(time.perf_counter())
-    shared.report(work, ends, models.accuracy(work, state.params), version=metadata.version("fedjax"))
+    shared.report(work, ends, models.score(work, state.params), metadata.version("fedjax"))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
     module = shared.network(work)
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(module.state_dict()), num_rounds=rounds)
     module.load_state_dict(result.arrays.to_torch_state_dict())
-    shared.report(work, ends, shared.accuracy(module.to(work.device), work), version=metadata.version("flwr"))
+    shared.report(work, ends, shared.score(module.to(work.device), work), metadata.version("flwr"))
 
 
 if __name__ == "__main__":

@@ -89,10 +89,13 @@ def loss(work: shared.Prepared, params: list[jax.Array], x: jax.Array, y: jax.Ar
     return -(weight * jnp.take_along_axis(scores, y[:, None], 1)[:, 0]).sum()
 
 
-def accuracy(work: shared.Prepared, params: list[jax.Array]) -> float:
-    predict = jax.jit(lambda params, x: apply(work, params, x, None).argmax(-1))
-    hits = 0
+def score(work: shared.Prepared, params: list[jax.Array]) -> tuple[float, float]:
+    """The share of the test examples that the network gets right, and their mean loss."""
+    logits = jax.jit(lambda params, x: jax.nn.log_softmax(apply(work, params, x, None)))
+    hits, loss = 0, 0.0
     for first in range(0, len(work.test_y), 1000):
-        x = examples(work, work.test_x[first : first + 1000])
-        hits += int((np.asarray(predict(params, x)) == work.test_y[first : first + 1000]).sum())
-    return hits / len(work.test_y)
+        y = work.test_y[first : first + 1000]
+        outputs = np.asarray(logits(params, examples(work, work.test_x[first : first + 1000])))
+        hits += int((outputs.argmax(-1) == y).sum())
+        loss -= float(outputs[np.arange(len(y)), y].sum())
+    return hits / len(work.test_y), loss / len(work.test_y)

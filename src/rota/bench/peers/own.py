@@ -37,8 +37,8 @@ def main(folder: str, engine: str, threads: str = "") -> None:
         ends.append(shared.now(work.device))
         if record["cohort"]["bench"] != cohort.tolist():
             raise SystemExit("the round's cohort is not the one that the other systems train")
-    accuracy = machine.evaluate(state.models)[0].accuracy
-    shared.report(work, ends, accuracy, version=rota.__version__)
+    score = machine.evaluate(state.models)[0]
+    shared.report(work, ends, (score.accuracy, score.loss), rota.__version__)
 
 
 if __name__ == "__main__":

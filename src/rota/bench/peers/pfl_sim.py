@@ -69,7 +69,7 @@ def main(threads: str) -> None:
         send_metrics_to_platform=False,  # it would print them every round
     )
     if int(os.environ.get("RANK", 0)) == 0:
-        shared.report(work, clock.ends, shared.accuracy(module.net, work), version=metadata.version("pfl"))
+        shared.report(work, clock.ends, shared.score(module.net, work), metadata.version("pfl"))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main(folder: str, threads: str) -> None:
                 mean[name] += value * (size / sum(sizes))
         server.load_state_dict(mean)
         ends.append(shared.now(work.device))
-    shared.report(work, ends, shared.accuracy(server, work), version=torch.__version__)
+    shared.report(work, ends, shared.score(server, work), torch.__version__)
 
 
 if __name__ == "__main__":

@@ -61,12 +61,12 @@ def load(folder: str) -> Prepared:
     return Prepared(**arrays, start=start, **numbers)
 
 
-def report(work: Prepared, ends: list[float], accuracy: float, **more: Any) -> None:
-    """Print the result: `ends` are the times at which the rounds ended, warm-up rounds included."""
+def report(work: Prepared, ends: list[float], score: tuple[float, float], version: str) -> None:
+    """Print the result. `ends` are the times at which the rounds ended, warm-up rounds included; `score` is the accuracy and the loss."""
     seconds = np.diff(ends)[work.warmup - 1 :]
     assert len(ends) == len(work.cohorts)
-    line = {"seconds_per_round": float(np.median(seconds)), "seconds": seconds.tolist(), "accuracy": accuracy, **more}
-    print(json.dumps(line), flush=True)
+    line = {"seconds_per_round": float(np.median(seconds)), "seconds": seconds.tolist(), "accuracy": score[0], "loss": score[1]}
+    print(json.dumps({**line, "version": version}), flush=True)
 
 
 def now(device: str) -> float:
@@ -147,14 +147,17 @@ def train(module: nn.Module, x: torch.Tensor, y: torch.Tensor, work: Prepared) -
             optimiser.step()
 
 
-def accuracy(module: nn.Module, work: Prepared) -> float:
-    """The share of the test examples that the network gets right."""
+def score(module: nn.Module, work: Prepared) -> tuple[float, float]:
+    """The share of the test examples that the network gets right, and their mean loss."""
     import torch
+    import torch.nn.functional as F
 
     module.eval()
-    hits = 0
+    hits, loss = 0, 0.0
     with torch.no_grad():
         for start in range(0, len(work.test_y), 1000):
             x, y = (torch.from_numpy(part[start : start + 1000]).to(work.device) for part in (work.test_x, work.test_y))
-            hits += int((module(x).argmax(-1) == y).sum())
-    return hits / len(work.test_y)
+            outputs = module(x)
+            hits += int((outputs.argmax(-1) == y).sum())
+            loss += float(F.cross_entropy(outputs, y, reduction="sum"))
+    return hits / len(work.test_y), loss / len(work.test_y)

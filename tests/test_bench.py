@@ -1,0 +1,348 @@
+"""The bench: its works, its systems on tiny versions of them, what it prints, and peers that cannot run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from rota import bench, cli
+from rota.bench import environment, floors, growth, systems, works
+from rota.bench.environment import Skip
+from rota.bench.peers import work as shared
+from rota.bench.systems import OWN, PEERS, System, Way
+from rota.bench.works import WORKS, Work
+from rota.data.files import cache
+from rota.models import MODELS
+
+TINY: dict[str, dict[str, Any]] = {
+    "2nn": {"clients": 4, "examples": 12, "cohort": 2},
+    "cnn": {"clients": 3, "examples": 4, "cohort": 2},
+    "cifar10": {"clients": 3, "examples": 4, "cohort": 2},
+    "logistic": {"cohort": 3},
+    "lstm": {"clients": 3, "examples": 4, "cohort": 2},
+}
+COLUMNS = {"work", "system", "device", "seconds_per_round", "accuracy"}
+
+
+def tiny(name: str, **more: Any) -> Work:
+    return replace(WORKS[name], **{**TINY[name], **more})
+
+
+@pytest.fixture(autouse=True)
+def _bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No data at hand, one core, one pass: tiny works, and the same ones on every machine."""
+    monkeypatch.setenv("ROTA_DATA", str(tmp_path_factory.mktemp("data")))
+    monkeypatch.setattr(systems, "cores", lambda: 1)
+    monkeypatch.setattr(bench, "PASSES", 1)
+    for name in TINY:
+        monkeypatch.setitem(WORKS, name, tiny(name))
+    environment.interpreter.cache_clear()
+    yield
+    environment.interpreter.cache_clear()
+
+
+def call(*words: object) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli._status(["bench", *map(str, words)])
+    return status, out.getvalue(), err.getvalue()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[str]:
+    """Systems that take a set time by way (none: it is broken) instead of running; returns the ways as they are tried."""
+    tried: list[str] = []
+
+    def play(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:  # noqa: ARG001
+        tried.append(way.how)
+        if way.how not in seconds:
+            raise Skip(f"{way.how} is broken")
+        return {"seconds": [seconds[way.how]] * 2, "accuracy": 0.5, "loss": 1.0, "version": "1"}
+
+    monkeypatch.setattr(bench, "run", play)
+    return tried
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A peer's script as a module of this process, with its neighbours on the path as when it is run."""
+    monkeypatch.syspath_prepend(systems.SCRIPTS)
+    for each in ("work", name):
+        sys.modules.pop(each, None)
+    return importlib.import_module(name)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_work_is_the_same_for_every_system(name: str, tmp_path: Path) -> None:
+    size = works.prepare(WORKS[name], tmp_path, 2, "cpu")
+    found = shared.load(str(tmp_path))
+    assert name in bench.names()
+    assert WORKS[name].model in MODELS
+    assert found.cohorts.shape == (works.WARMUP + 2, WORKS[name].cohort)
+    assert found.y.max() < found.classes
+    sizes = np.diff(found.offsets)[found.cohorts[works.WARMUP :]]
+    assert size.steps.tolist() == np.ceil(sizes / found.batch).sum(1).tolist()
+    assert size.examples.tolist() == sizes.sum(1).tolist()
+    assert (size.flops > 0).all()
+
+    # the network that the peers write out is rota's, and starts where rota starts
+    ours = MODELS[found.model](found.x.shape[1:], found.classes)
+    with torch.no_grad():
+        for parameter, value in zip(ours.parameters(), found.start, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+        x = torch.from_numpy(found.x[:3])
+        torch.testing.assert_close(ours.eval()(x), shared.network(found).eval()(x))
+    assert size.params == sum(p.numel() for p in ours.parameters())
+
+
+@pytest.mark.parametrize("name", ["2nn", "cnn", "logistic", "lstm"])
+def test_rota_and_the_plain_loop_train_the_same_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One mini-batch of all examples leaves nothing to chance: cohorts, weights, steps and learning rate decide the result."""
+    works.prepare(replace(WORKS[name], batch=10_000, epochs=2), tmp_path, 1, "cpu")
+    script("own", monkeypatch).main(str(tmp_path), "sequential", "1")
+    ours = printed(capsys)
+    script("torch_loop", monkeypatch).main(str(tmp_path), "1")
+    theirs = printed(capsys)
+    assert len(ours["seconds"]) == len(theirs["seconds"]) == 1
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=2e-3)
+
+
+def test_made_up_images_can_be_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    size = works.prepare(tiny("2nn", examples=300), tmp_path, 2, "cpu")
+    script("torch_loop", monkeypatch).main(str(tmp_path), "1")
+    assert size.data == "made-up mnist"
+    assert printed(capsys)["accuracy"] > 0.5
+
+
+def test_made_up_text_can_be_learnt() -> None:
+    letters = works.text(2000)
+    assert letters.shape == (2000, 81)
+    follows = np.zeros((80, 80))
+    np.add.at(follows, (letters[:, :-1].ravel(), letters[:, 1:].ravel()), 1)
+    assert follows.max(1).sum() / follows.sum() > 0.6  # the likeliest next letter is right that often
+
+
+@pytest.mark.parametrize("name", ["2nn", "logistic"])
+def test_json_is_what_the_contract_says(name: str, tmp_path: Path) -> None:
+    status, out, err = call(name, "--json", "--peers", "none", "--device", "cpu", "--rounds", 2, "--out", tmp_path / "out.json")
+    rows = json.loads(out)
+    assert status == 0, err
+    assert [row["system"] for row in rows] == ["rota-sequential", "rota-batched"]
+    for row in rows:
+        assert row.keys() >= COLUMNS, err
+        assert "skipped" not in row, row
+        assert (row["work"], row["device"]) == (name, "cpu")
+        assert row["seconds_per_round"] > 0
+        assert 0 <= row["accuracy"] <= 1
+        assert row["microseconds_per_client_step"] > 0
+        assert row["share_of_floor"] == row["floor_seconds"] / row["seconds_per_round"] > 0
+        assert row["ratio"] == row["seconds_per_round"] / rows[1]["seconds_per_round"]
+        assert row["rounds"] == 2
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-3)
+    assert f"{name}: rota-batched" in err
+    page = json.loads((tmp_path / "out.json").read_text())
+    assert page["results"] == rows
+    assert page.keys() >= {"date", "machine", "versions", "work", "rates", "floors"}
+
+
+def test_the_table_has_a_line_a_system_and_the_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {"1 thread": 3.0, "stacks, 1 at a time": 2.0})
+    status, out, err = call("2nn", "--peers", "torch-loop,flower", "--device", "cpu", "--rounds", 2)
+    lines = out.splitlines()
+    assert status == 0, err
+    assert [line.split()[0] for line in lines[1:4]] == ["rota-sequential", "rota-batched", "torch-loop"]
+    assert [line.split()[1:3] for line in lines[1:4]] == [["3000", "1.50"], ["2000", "1.00"], ["3000", "1.50"]]
+    assert lines[4] == "flower          skipped: 1 Ray workers of 1 thread is broken"
+    assert any(line.startswith("arithmetic floor") for line in lines)
+    assert any(line.startswith("memory floor") for line in lines)
+    assert "made-up mnist" in out
+
+
+def test_without_a_work_it_lists_them() -> None:
+    status, out, _ = call()
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == [*WORKS, "growth"]
+    assert [entry["name"] for entry in json.loads(call("--json")[1])] == [*WORKS, "growth"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["2n"], "unknown work '2n': did you mean '2nn'?"),
+        (["2nn", "--peers", "flowr"], "unknown peer 'flowr': did you mean 'flower'?"),
+        (["2nn", "--rounds", "0"], "--rounds is 0: it must be at least 1"),
+        (["2nn", "--out", "/no/such/folder/x.json"], "there is no folder /no/such/folder for --out"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], complaint: str) -> None:
+    status, out, err = call(*words)
+    assert status == 2
+    assert out == ""
+    assert complaint in err
+    assert len(err.splitlines()) == 1
+
+
+def test_cuda_without_a_gpu_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "torch sees no GPU here" in call("2nn", "--device", "cuda")[2]
+
+
+def test_peers_are_chosen_by_name() -> None:
+    assert bench.chosen("all") == list(PEERS.values())
+    assert bench.chosen("none") == []
+    assert [system.name for system in bench.chosen("pfl,jax-scan")] == ["pfl", "jax-scan"]
+
+
+def test_the_floors_are_positive(tmp_path: Path) -> None:
+    rates = floors.probe("cpu")
+    size = works.prepare(WORKS["2nn"], tmp_path, 1, "cpu")
+    least = floors.lowest(size, rates)
+    assert min(rates.flops, rates.bytes, least.arithmetic, least.memory) > 0
+    assert least.seconds == max(least.arithmetic, least.memory)
+    # 24 examples: two flops a weight of a matrix, forward once and backward twice; four steps read and write the weights
+    assert size.flops[0] == 24 * 6 * (784 * 200 + 200 * 200 + 200 * 10)
+    assert floors.traffic(size)[0] == 4 * 199_210 * 8 + 24 * 784 * 4
+
+
+def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CLIENTS": (5, 20), "COHORTS": (1, 3), "COHORT": 2, "AMONG": 20}.items():
+        monkeypatch.setattr(growth, name, value)
+    status, out, err = call("growth", "--json", "--rounds", 2, "--device", "cpu")
+    rows = json.loads(out)
+    assert status == 0, err
+    assert [(row["clients"], row["cohort"]) for row in rows] == [(5, 2), (20, 2), (20, 1), (20, 3)]
+    for row in rows:
+        assert row.keys() >= COLUMNS
+        assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]
+        assert 0 < row["server_share"] < 1
+    result = bench.Result("growth", rows)
+    assert len(bench.table(result)) == 1 + len(rows) + 2
+
+
+def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def offline(command: list[str]) -> None:
+        raise Skip(f"it cannot be installed here: no index has {command[-1]}")
+
+    monkeypatch.setattr(environment, "install", offline)
+    monkeypatch.setattr(environment, "imports", lambda *_: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tried = pretend(monkeypatch, {"1 thread": 3.0, "stacks, 1 at a time": 2.0})
+    result = bench.bench("2nn", device="cpu", peers=[PEERS["pfl"]], rounds=1, say=lambda _: None)
+    row = result.rows[-1]
+    assert row["system"] == "pfl"
+    assert tried == ["1 thread", "stacks, 1 at a time"]
+    assert row.keys() >= COLUMNS
+    assert row["seconds_per_round"] is row["accuracy"] is row["ratio"] is None
+    assert row["skipped"].startswith("it cannot be installed here: no index has")
+    assert f"pfl             skipped: {row['skipped']}" in bench.table(result)
+
+
+def test_a_failed_installation_gives_the_reason_that_pip_gave() -> None:
+    said = "import sys; print('noise\\nERROR: No matching distribution found for pfl\\nmore', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(Skip, match=r"^it cannot be installed here: No matching distribution found for pfl$"):
+        environment.install([sys.executable, "-c", said])
+    with pytest.raises(Skip, match="it cannot be installed here"):
+        environment.install(["/no/such/python"])
+
+
+def test_an_environment_is_made_once_for_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def make(command: list[str]) -> None:
+        done.append(command[-1])
+        (cache("bench") / "peer" / "bin").mkdir(parents=True, exist_ok=True)
+        (cache("bench") / "peer" / "bin" / "python").touch()
+
+    monkeypatch.setattr(environment, "install", make)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    version = torch.__version__.split("+")[0]
+    folder = str(tmp_path / "rota" / "bench" / "peer")
+    assert environment.build("peer", ("torch", "pfl==0.6.0")) == f"{folder}/bin/python"
+    assert done == [folder, f"torch=={version}", "pfl==0.6.0"]  # torch first: it decides what pip takes for the rest
+    environment.build("peer", ("torch", "pfl==0.6.0"))
+    assert len(done) == 3
+    environment.build("peer", ("torch", "pfl==0.7.0"))
+    assert done[3:] == [folder, f"torch=={version}", "pfl==0.7.0"]
+
+
+def test_a_gpu_machine_uses_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = mock.Mock(side_effect=Skip("no network"))
+    monkeypatch.setattr(environment, "build", refuse)
+    assert environment.interpreter("jax-scan", ("jax",), ("numpy",), "cuda")[0] == sys.executable
+    monkeypatch.setenv("ROTA_BENCH_WHEELS", "/wheels/pfl.whl")
+    monkeypatch.setattr(environment, "imports", lambda _, paths, __: "/wheels/pfl.whl" in paths)
+    assert environment.interpreter("pfl", ("pfl",), ("pfl",), "cuda")[1][0] == "/wheels/pfl.whl"
+    refuse.assert_not_called()
+    monkeypatch.setattr(environment, "imports", lambda *_: False)
+    with pytest.raises(Skip, match="no network"):
+        environment.interpreter("other", ("other",), ("other",), "cuda")
+
+
+def test_a_system_that_fails_says_why(tmp_path: Path) -> None:
+    works.prepare(WORKS["2nn"], tmp_path, 1, "cpu")
+    with pytest.raises(Skip, match=r"it ended with status 1: .*unknown engine 'bached'"):
+        systems.run(OWN[0], Way("", "bached"), tmp_path, "cpu")
+
+
+def test_a_system_that_hangs_is_ended_with_all_that_it_started() -> None:
+    nap = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(Skip, match="it did not end within 1 s"):
+        systems.call([sys.executable, "-c", nap], {}, 1.0)
+    assert time.monotonic() - began < 30  # the child holds the pipes open for as long as it lives
+
+
+def test_the_fastest_way_counts_and_a_broken_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = pretend(monkeypatch, {"slow": 2.0, "fast": 1.0})
+    monkeypatch.setattr(bench, "PASSES", 2)
+    monkeypatch.setattr(bench, "ways", lambda *_: [Way(how) for how in ("broken", "slow", "fast")])
+    result = bench.bench("2nn", device="cpu", peers=[], rounds=2, say=lambda _: None)
+    assert tried == ["broken", "slow", "fast"] * 2 + ["fast"] * 2
+    for row in result.rows:
+        assert (row["how"], row["seconds_per_round"], row["rounds"]) == ("fast", 1.0, 4)
+        assert row["ways"] == {"slow": 2.0, "fast": 1.0}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_system_has_a_way(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "cores", lambda: 4)
+    for system in [*OWN, *PEERS.values()]:
+        found = systems.ways(system, device, "two_nn")
+        assert found
+        assert len({way.how for way in found}) == len(found)
+        assert (systems.SCRIPTS / system.script).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["2nn", "cnn", "logistic", "lstm"])
+@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer != "torch-loop"])
+def test_a_peer_trains_the_same_model(peer: str, name: str, tmp_path: Path) -> None:
+    """As for the plain loop: with one mini-batch of all examples, the same steps give the same model."""
+    if not (cache("bench") / peer / "ready").exists():
+        pytest.skip(f"there is no environment for {peer}: `rota bench 2nn --peers {peer}` makes it")
+    works.prepare(replace(WORKS[name], batch=10_000), tmp_path, 1, "cpu")
+    ours = systems.run(OWN[0], Way("", "sequential 1"), tmp_path, "cpu")
+    for way in systems.ways(PEERS[peer], "cpu", WORKS[name].model):
+        theirs = systems.run(PEERS[peer], way, tmp_path, "cpu")
+        assert math.isclose(theirs["loss"], ours["loss"], rel_tol=1e-4), way
