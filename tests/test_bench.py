@@ -314,14 +314,14 @@ def test_a_system_that_hangs_is_ended_with_all_that_it_started() -> None:
 
 
 def test_the_fastest_way_counts_and_a_broken_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = pretend(monkeypatch, {"slow": 2.0, "fast": 1.0})
+    tried = pretend(monkeypatch, {"slow": 2.0, "fair": 1.2, "fast": 1.0})
     monkeypatch.setattr(bench, "PASSES", 2)
-    monkeypatch.setattr(bench, "ways", lambda *_: [Way(how) for how in ("broken", "slow", "fast")])
+    monkeypatch.setattr(bench, "ways", lambda *_: [Way(how) for how in ("broken", "slow", "fair", "fast")])
     result = bench.bench("2nn", device="cpu", peers=[], rounds=2, say=lambda _: None)
-    assert tried == ["broken", "slow", "fast"] * 2 + ["fast"] * 2
+    assert tried == ["broken", "slow", "fair", "fast"] * 2 + ["fair", "fast"] * 2  # the second pass leaves the slow one out
     for row in result.rows:
         assert (row["how"], row["seconds_per_round"], row["rounds"]) == ("fast", 1.0, 4)
-        assert row["ways"] == {"slow": 2.0, "fast": 1.0}
+        assert row["ways"] == {"slow": 2.0, "fair": 1.2, "fast": 1.0}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -25,7 +25,7 @@ from rota.loop import Experiment
 pytestmark = pytest.mark.faults
 
 # the command line with a checkpoint after every round, so that kills find it writing
-ROTA = "import rota.experiment; rota.experiment.CHECKPOINT_SECONDS = rota.experiment.CHECKPOINT_COSTS = -1; import rota.cli; rota.cli.main()"
+ROTA = "import rota.experiment as e, rota.cli; e.CHECKPOINT_SECONDS = e.CHECKPOINT_COSTS = -1; rota.cli.main()"
 SETTINGS = ["--set", "rounds=80", "--set", "server=yogi", "--set", "server.lr=0.05", "--set", "evaluate=3"]
 
 
