@@ -63,7 +63,9 @@ def ways(system: System, device: str, model: str) -> list[Way]:
     if system.name == "rota-sequential":
         return [Way(way.how, f"sequential {way.argument}") for way in threads]
     if system.name == "rota-batched":
-        return [Way(f"stacks, {cores()} at a time" if device == "cpu" else "stacks in CUDA graphs", "batched")]
+        if device == "cpu":
+            return [Way(f"stacks, {cores()} at a time", "batched")]
+        return [Way(f"stacks in CUDA graphs, {precision}", f"batched {precision}") for precision in ("fp32", "tf32")]
     if system.name == "torch-loop":
         return threads
     if system.name == "pfl":

@@ -71,8 +71,11 @@ def _pair(file: Path, arrays: dict[str, Array], x: str, y: str) -> tuple[Array, 
             raise BadInput(f"{file} has no array named {name}: add it")
         if arrays[name].dtype.kind not in "fiub" or arrays[name].ndim == 0:
             raise BadInput(f"{file} has {name} of kind {arrays[name].dtype}: make it an array of numbers, one row an example")
-        if not np.isfinite(arrays[name]).all():
-            raise BadInput(f"{file} has NaN or infinite numbers in {name}: replace them")
+        bad = np.flatnonzero(~np.isfinite(arrays[name]).all(axis=tuple(range(1, arrays[name].ndim))))
+        if len(bad):
+            raise BadInput(
+                f"{file} has NaN or infinite numbers in {name}, first in row {bad[0]} ({len(bad)} rows in all): mend or remove them"
+            )
     if len(arrays[x]) != len(arrays[y]) or (x == "x" and not len(arrays[x])):
         raise BadInput(f"{file} has {len(arrays[x])} rows in {x} and {len(arrays[y])} in {y}: give as many of each, and at least one")
     if arrays[y].dtype.kind in "iub" and len(arrays[y]) and arrays[y].min() < 0:

@@ -11,7 +11,7 @@ import work as shared  # type: ignore[import-not-found]
 import rota
 from rota import loop
 from rota.data.federation import Federation, Part
-from rota.engine import make
+from rota.engine import PRECISIONS, make
 from rota.estimate import FedAvg
 from rota.loop import Experiment
 from rota.models import MODELS
@@ -19,9 +19,10 @@ from rota.plan import Task
 from rota.sampling import Uniform
 
 
-def main(folder: str, engine: str, threads: str = "") -> None:
-    if threads:
-        torch.set_num_threads(int(threads))
+def main(folder: str, engine: str, option: str = "") -> None:
+    """`option` is the number of threads, or the precision."""
+    if option.isdigit():
+        torch.set_num_threads(int(option))
     work = shared.load(folder)
     x, y, test_x, test_y = (torch.from_numpy(part) for part in (work.x, work.y, work.test_x, work.test_y))
     data = Federation("bench", Part(x, y, work.offsets), Part(test_x, test_y, np.array([0, len(test_y)])), work.classes)
@@ -29,7 +30,8 @@ def main(folder: str, engine: str, threads: str = "") -> None:
     rounds = len(work.cohorts)
     # one round more than is played: the last one of an experiment is always tested
     experiment = Experiment([task], Uniform(work.cohorts.shape[1]), FedAvg(), rounds=rounds + 1, seed=work.seed, evaluate=rounds + 1)
-    machine = make(engine, [task], experiment.devices, work.seed, work.device)
+    precision = option if option in PRECISIONS else "fp32"
+    machine = make(engine, [task], experiment.devices, work.seed, work.device, precision)
     state = loop.begin(experiment, machine)
     ends = []
     for cohort in work.cohorts:
