@@ -157,10 +157,10 @@ def _row(work: Work, size: Size, least: Floors, device: str, name: str, tally: T
     seconds = np.array(tally.seconds[tally.best])
     steps = np.resize(size.steps, len(seconds))  # the passes have the same cohorts
     row["seconds_per_round"] = float(np.median(seconds))
-    row["accuracy"] = float(np.mean(tally.accuracy))
+    row["accuracy"] = _mean(tally.accuracy)
     return {
         **row,
-        "loss": float(np.mean(tally.loss)),
+        "loss": _mean(tally.loss),
         "microseconds_per_client_step": float(np.median(seconds / steps)) * 1e6,
         "floor_seconds": least.seconds,
         "share_of_floor": least.seconds / row["seconds_per_round"],
@@ -169,6 +169,12 @@ def _row(work: Work, size: Size, least: Floors, device: str, name: str, tally: T
         "ways": {way.how: median for way, median in tally.medians.items()},
         "version": tally.version,
     }
+
+
+def _mean(values: list[float]) -> float | None:
+    """None where a model diverged: JSON has no NaN."""
+    mean = float(np.mean(values))
+    return mean if np.isfinite(mean) else None
 
 
 def table(result: Result) -> list[str]:

@@ -118,5 +118,5 @@ def call(words: list[str], environment: dict[str, str], limit: float) -> tuple[s
             raise Skip(f"it did not end within {limit:.0f} s") from error
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
     return out, err, process.returncode

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,6 +60,7 @@ class Batched:
         self.graphs: dict[tuple[int, int, bool], GraphStack] = {}
         self.workers = len(os.sched_getaffinity(0)) if device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
         self.threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        self.counting = threading.Lock()
         self.slots = self.padding = 0
         """Places for examples in all mini-batches so far, and how many of them held none."""
 
@@ -141,8 +143,9 @@ class Batched:
         shift = None if correction is None else correction(rows)
         stack = self._run(f, width, todo, theta, buffers, rate, shift)
         sizes = active(todo.steps.tolist())
-        self.slots += width * sum(sizes)
-        self.padding += width * sum(sizes) - int(todo.examples.sum())
+        with self.counting:
+            self.slots += width * sum(sizes)
+            self.padding += width * sum(sizes) - int(todo.examples.sum())
         loss = stack.loss[: len(rows)].double().cpu().numpy() / todo.steps / (rates if stack.fused else 1.0)
         update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
         results = (update, buffers, loss, todo.examples)
