@@ -308,7 +308,8 @@ def test_a_system_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_system_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     start = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    nap = f"import pathlib, subprocess, sys, time; {start}; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid)); time.sleep(60)"
+    note = f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))"
+    nap = f"import pathlib, subprocess, sys, time; {start}; {note}; time.sleep(60)"
     with pytest.raises(Skip, match="it did not end within 2 s"):
         systems.call([sys.executable, "-c", nap], {}, 2.0)
     child = Path("/proc") / (tmp_path / "pid").read_text() / "stat"

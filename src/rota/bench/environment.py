@@ -10,6 +10,7 @@ import functools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from rota.data.files import cache
 
@@ -25,13 +26,14 @@ def interpreter(name: str, needs: tuple[str, ...], modules: tuple[str, ...], dev
     """The Python for a peer, and the folders to put on its path.
 
     Its own environment comes first on a CPU. On a GPU the running Python does, where it has the peer: its torch or jax is the one
-    that knows the GPU. For machines without a network, `ROTA_BENCH_WHEELS` names folders or pure-Python wheels to look in, separated
-    as in PATH.
+    that knows the GPU. For machines without a network, `ROTA_BENCH_WHEELS` names folders (of packages or of pure-Python wheels) or wheels
+    to import from, separated as in PATH.
     """
     here = (sys.executable, [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p])
     if not needs:
         return here
-    wheels = [p for p in os.environ.get("ROTA_BENCH_WHEELS", "").split(os.pathsep) if p]
+    places = [p for p in os.environ.get("ROTA_BENCH_WHEELS", "").split(os.pathsep) if p]
+    wheels = [str(path) for place in places for path in (place, *sorted(Path(place).glob("*.whl")))]
     ready = [here, (here[0], [*wheels, *here[1]])]
     if device != "cpu" or wheels:
         for python, paths in ready:

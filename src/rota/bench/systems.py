@@ -45,8 +45,8 @@ PEERS = {
         System("torch-loop", "torch_loop.py"),
         System("jax-scan", "jax_scan.py", ("jax==0.10.2",), ("jax",)),
         System("fedjax", "fedjax_sim.py", ("fedjax==0.0.17", "jax==0.10.2"), ("fedjax",)),
-        System("flower", "flower_sim.py", ("torch", "flwr[simulation]==1.41.0"), ("torch", "flwr.simulation", "ray")),
-        System("pfl", "pfl_sim.py", ("torch", "pfl==0.6.0"), ("torch", "pfl")),
+        System("flower", "flower_sim.py", ("torch", "flwr[simulation]==1.41.0"), ("torch", "flwr.serverapp", "flwr.simulation", "ray")),
+        System("pfl", "pfl_sim.py", ("torch", "pfl==0.6.0"), ("pfl.model.pytorch", "pfl.aggregate.simulate")),
     )
 }
 
@@ -118,5 +118,5 @@ def call(words: list[str], environment: dict[str, str], limit: float) -> tuple[s
             raise Skip(f"it did not end within {limit:.0f} s") from error
         finally:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
     return out, err, process.returncode
