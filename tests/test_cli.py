@@ -29,7 +29,7 @@ from rota.reproduce import Result, over_seeds
 
 PROGRAM = Path(sys.executable).with_name("rota")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
-COMMANDS = ["run", "list", "compare", "report", "reproduce", "doctor"]
+COMMANDS = ["run", "list", "compare", "report", "reproduce", "bench", "doctor"]
 SMALL = ("fedavg-digits", "--set", "rounds=2")
 
 
