@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,14 @@ from rota.engine.schedule import grid
 from rota.models import MODELS
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
+
+
+@pytest.fixture(autouse=True, scope="module", params=["native", "stacks"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test with the C library and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROTA_NATIVE", "1" if request.param == "native" else "0")
+        yield request.param
 
 
 def pairs(clients: list[int], models: list[int] | None = None) -> Plan:

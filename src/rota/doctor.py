@@ -9,6 +9,7 @@ from importlib import metadata
 import torch
 
 from rota import data
+from rota.engine.native import build
 from rota.errors import BadInput
 
 PACKAGES = ("rota", "torch", "numpy", "safetensors", "scikit-learn", "plotly", "pydantic", "rich", "typer", "flwr", "flwr-datasets")
@@ -19,7 +20,7 @@ def examine() -> dict[str, dict[str, str]]:
     return {
         "machine": {"python": platform.python_version(), "system": platform.platform()},
         "packages": {name: _version(name) for name in PACKAGES},
-        "devices": {"cpu": f"{torch.get_num_threads()} of {os.cpu_count()} cores", **_gpus()},
+        "devices": {"cpu": f"{torch.get_num_threads()} of {os.cpu_count()} cores", "kernels": _kernels(), **_gpus()},
         "data": _data(),
     }
 
@@ -29,6 +30,15 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _kernels() -> str:
+    """Whether small models train at full speed on the CPU."""
+    try:
+        build.library(torch.float32)
+    except build.Unavailable as reason:
+        return f"CPU kernels not compiled: {reason}; models train several times slower in torch operators"
+    return f"CPU kernels compiled with {build.compiler()}"
 
 
 def _gpus() -> dict[str, str]:

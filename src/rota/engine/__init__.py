@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
+from rota.data.federation import Array
 from rota.engine.batched import Batched
 from rota.engine.clock import Devices
 from rota.engine.local import Correction
@@ -28,8 +29,14 @@ class Engine(Protocol):
     def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`; a row's randomness is addressed by (seed, now, client, model)."""
 
-    def evaluate(self, models: list[Weights]) -> list[Score]:
-        """Each model's loss and score on the test part."""
+    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
+        """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
+
+    def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
+        """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
+
+    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
+        """How long a model's rows take: training on so many examples, and twice so many bytes on their way."""
 
 
 ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Sequential, "batched": Batched}

@@ -2,8 +2,9 @@
 
 A stack is some rows of one network: their parameters are the rows of one matrix, their mini-batches one tensor, and a local step of all
 of them is one traced list of operators (trace.py). Rows are ordered by their number of steps, and retire from the end of the
-stack as they finish. On a GPU a step is one CUDA graph; on a CPU several stacks run side by side, a thread each. Models that differ
-only in their learning rate (a sweep) share their stacks.
+stack as they finish. On a GPU a step is one CUDA graph. On a CPU a step's list of operators goes to a C library (native/), which trains
+a row on every core; what it does not have runs in stacks of torch operators, a thread each. Models that differ only in their learning
+rate (a sweep) share their stacks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 
@@ -21,11 +22,12 @@ import torch
 from torch import Tensor
 
 from rota.data.federation import Array
+from rota.engine import native
 from rota.engine.clock import Devices
 from rota.engine.cuda import GraphStack
-from rota.engine.fit import rows_for_a_core, rows_that_fit
+from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit
 from rota.engine.local import Correction
-from rota.engine.schedule import Schedule, local_steps, schedule, widths
+from rota.engine.schedule import Schedule, batches_per_epoch, examples_of, local_steps, row_keys, schedule, widths
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.engine.stack import Stack, Steps, active, verify
@@ -40,6 +42,7 @@ class Family:
 
     models: list[int]
     steps: Steps
+    native: native.Native | None
 
 
 def signature(task: Task) -> tuple[object, ...]:
@@ -72,22 +75,44 @@ class Batched:
         for models in together.values():
             task = self.tasks[models[0]]
             steps = Steps(task, self.plain.modules[models[0]], *self.plain.data[models[0]], self.autocast)
+            width = int(widths(task, task.data.train.sizes).max())
             try:
-                verify(steps, int(widths(task, task.data.train.sizes).max()))
+                library = self._library(steps, width)
+                if library is None:
+                    verify(steps, width)
             except Unbatchable as error:
                 name = task.name or task.data.name
                 print(f"rota: task '{name}' runs on the sequential engine: its model cannot be stacked: {error}", file=sys.stderr)
             else:
-                out.append(Family(models, steps))
+                out.append(Family(models, steps, library))
         return out
+
+    def _library(self, steps: Steps, width: int) -> native.Native | None:
+        """The task's step for the C library, on a CPU and where it has all of its operators."""
+        if self.device.type != "cpu" or self.autocast is not None:
+            return None
+        try:
+            made = native.Native(steps)
+            native.verify(made, width)
+        except (native.Unsupported, native.Unavailable):
+            return None
+        return made
 
     def initial(self) -> list[Weights]:
         """The models before the first round."""
         return self.plain.initial()
 
-    def evaluate(self, models: list[Weights]) -> list[Score]:
-        """Each model's loss and score on the test part."""
-        return self.plain.evaluate(models)
+    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
+        """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
+        return self.plain.scorer.together(models, range(len(models)) if which is None else which)
+
+    def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
+        """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
+        return self.plain.losses(models, plan, now, examples)
+
+    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
+        """How long rows of a model take on their clients' devices."""
+        return self.plain.seconds(model, clients, examples, nbytes)
 
     def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`."""
@@ -96,6 +121,10 @@ class Batched:
         yield from self._one_by_one(models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction)
         waiting: deque[Future[list[Chunk]]] = deque()
         for f, rows, width in groups:  # results are taken in order, and only a few wait
+            library = self.families[f].native
+            if library is not None:
+                yield from self._train_native(models, plan, self.families[f], library, rows, width, now, correction)
+                continue
             waiting.append(self.threads.submit(self._train, models, plan, f, rows, width, now, correction))
             if len(waiting) > 2 * self.workers:
                 yield from waiting.popleft().result()
@@ -119,13 +148,15 @@ class Batched:
             mine = np.flatnonzero((wide == width) & (steps > 0))
             mine = mine[np.argsort(-steps[mine], kind="stable")]
             if len(mine):
-                most = self._most(f, family.steps, width)
+                most = self._most(f, family, width)
                 for start in range(0, len(mine), most):
                     yield rows[mine[start : start + most]], width
 
-    def _most(self, f: int, steps: Steps, width: int) -> int:
+    def _most(self, f: int, family: Family, width: int) -> int:
+        if family.native is not None:
+            return rows_of_results(family.steps, self.workers)
         if (f, width) not in self.most:
-            self.most[f, width] = rows_that_fit(steps, width) if self.device.type == "cuda" else rows_for_a_core(steps)
+            self.most[f, width] = rows_that_fit(family.steps, width) if self.device.type == "cuda" else rows_for_a_core(family.steps)
         return self.most[f, width]
 
     def _train(
@@ -135,10 +166,10 @@ class Batched:
         family = self.families[f]
         task, least = family.steps.task, self.plain.least[family.models[0]]
         todo = schedule(task, rows, plan, now, self.seed, least, width, self.device)
-        of = np.searchsorted(family.models, plan.model[rows])
+        present, of = np.unique(plan.model[rows], return_inverse=True)
         member = torch.as_tensor(of, device=self.device)
-        theta, buffers = (torch.stack([models[m][i] for m in family.models])[member] for i in range(2))
-        rates = np.array([self.tasks[m].lr_at(now) for m in family.models])[of]
+        theta, buffers = (torch.stack([models[m][i] for m in present])[member] for i in range(2))
+        rates = np.array([self.tasks[m].lr_at(now) for m in present])[of]
         rate = torch.as_tensor(rates, device=self.device, dtype=family.steps.dtype)
         shift = None if correction is None else correction(rows)
         stack = self._run(f, width, todo, theta, buffers, rate, shift)
@@ -149,7 +180,31 @@ class Batched:
         loss = stack.loss[: len(rows)].double().cpu().numpy() / todo.steps / (rates if stack.fused else 1.0)
         update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
         results = (update, buffers, loss, todo.examples)
-        return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in np.unique(plan.model[rows]).tolist()]
+        return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in present.tolist()]
+
+    def _train_native(
+        self, models: list[Weights], plan: Plan, family: Family, library: native.Native, rows: Array, width: int, now: int,
+        correction: Correction | None,
+    ) -> list[Chunk]:  # fmt: skip
+        """Train rows with the C library, which uses all cores."""
+        task, least = family.steps.task, self.plain.least[family.models[0]]
+        clients, sizes = plan.client[rows], task.data.train.sizes[plan.client[rows]]
+        present, of = np.unique(plan.model[rows], return_inverse=True)
+        todo = np.zeros(len(rows), native.ROW)
+        todo["key"] = row_keys(self.seed, now, clients, plan.model[rows], self.device).numpy().view(np.uint64)
+        todo["first"], todo["examples"] = task.data.train.offsets[clients], sizes
+        todo["batch"] = sizes if task.batch is None else task.batch
+        todo["per_epoch"], todo["steps"] = batches_per_epoch(task, sizes, least), local_steps(task, sizes, least)
+        todo["rate"], todo["start"] = np.array([self.tasks[m].lr_at(now) for m in present])[of], of
+        shift = None if correction is None else correction(rows).contiguous()
+        start, buffers = (torch.stack([models[m][i] for m in present]) for i in range(2))
+        plain = family.steps.plain and shift is None
+        result = library.train(self.threads, self.workers, width, plain, todo, start, buffers, shift)
+        examples = examples_of(task, sizes, least)
+        self.slots += width * int(todo["steps"].sum())
+        self.padding += width * int(todo["steps"].sum()) - int(examples.sum())
+        results = (result.update, result.buffers, result.loss, examples)
+        return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in present.tolist()]
 
     def _run(self, f: int, width: int, todo: Schedule, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> Stack:
         """All steps of one stack."""

@@ -21,6 +21,11 @@ def rows_for_a_core(steps: Steps) -> int:
     return max(1, min(256, PARAMETERS // max(1, steps.params.numel)))
 
 
+def rows_of_results(steps: Steps, workers: int) -> int:
+    """With the C library: as many rows as have about 256 MB of results, and enough to keep all cores busy."""
+    return max(8 * workers, (256 << 20) // max(1, steps.params.numel * steps.dtype.itemsize))
+
+
 def rows_that_fit(steps: Steps, width: int) -> int:
     """On a GPU: the power of two of rows that fits well into its free memory, from what a step of two rows takes."""
     torch.cuda.synchronize()

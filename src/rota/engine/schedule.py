@@ -31,9 +31,7 @@ class Schedule:
 def schedule(task: Task, plan_rows: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device) -> Schedule:
     """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first."""
     clients = plan.client[plan_rows]
-    key = rng.as_tensor([rng.key(seed, "train", now)], device)  # local.row_key, for all rows at once
-    for word in (clients, plan.model[plan_rows]):
-        key = rng.fold(key, torch.as_tensor(word, device=device))
+    key = row_keys(seed, now, clients, plan.model[plan_rows], device)
     sizes = task.data.train.sizes[clients]
     size = sizes if task.batch is None else np.full(len(sizes), task.batch)
     per_epoch = batches_per_epoch(task, sizes, least)
@@ -59,6 +57,14 @@ def schedule(task: Task, plan_rows: Array, plan: Plan, now: int, seed: int, leas
     examples = number.sum(dim=(0, 2)).cpu().numpy()
     weight = real.double() / number.clamp(min=1)
     return Schedule(index + start[:, None], weight, steps, examples, key)
+
+
+def row_keys(seed: int, now: int, clients: Array, models: Array, device: torch.device) -> Tensor:
+    """local.row_key, for all rows at once."""
+    key = rng.as_tensor([rng.key(seed, "train", now)], device)
+    for word in (clients, models):
+        key = rng.fold(key, torch.as_tensor(word, device=device))
+    return key
 
 
 def _join(epochs: list[Tensor], per_epoch: Array, steps: Array, device: torch.device) -> Tensor:
@@ -87,6 +93,14 @@ def local_steps(task: Task, sizes: Array, least: int) -> Array:
     if task.steps is None:
         return np.asarray(per_epoch * task.epochs)
     return np.where(per_epoch > 0, task.steps, 0)
+
+
+def examples_of(task: Task, sizes: Array, least: int) -> Array:
+    """How many examples each client works on in all its local steps, one that comes up twice counted twice."""
+    size = sizes if task.batch is None else np.full_like(sizes, task.batch)
+    per_epoch, steps = batches_per_epoch(task, sizes, least), local_steps(task, sizes, least)
+    whole, rest = np.divmod(steps, np.maximum(per_epoch, 1))
+    return np.asarray(whole * np.minimum(sizes, per_epoch * size) + np.minimum(sizes, rest * size))
 
 
 def grid(n: int) -> int:

@@ -1,17 +1,31 @@
-"""Evaluation: a model's loss and score on the shared test set, or on every client's own."""
+"""Evaluation: models' losses and scores on the shared test set, or on every client's own."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from rota.data.federation import Array
+from rota import weights
+from rota.data.federation import Array, Federation
 from rota.plan import Task
+from rota.weights import Weights
 
 BATCH = 1000
+STACK = 32
+"""The most models in one stack."""
+TOLERANCE = 1e-3
+"""Between the losses of a stacked and of a plain pass, in parts of the loss."""
+
+Measure = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Examples and their targets -> each one's loss and score, [models, examples] both."""
+Kind = tuple[int, ...]
+"""What models that can be tested together agree on."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +37,93 @@ class Score:
     by_client: Array | None = None
 
 
-@torch.no_grad()
-def score_parts(task: Task, module: nn.Module, device: torch.device) -> Score:
-    """Score a loaded module on the task's test part."""
-    module.eval()
-    test = task.data.test
-    loss, hits = np.empty(len(test.y)), np.empty(len(test.y))
-    for start in range(0, len(test.y), BATCH):
-        rows = slice(start, start + BATCH)
-        outputs, y = module(test.x[rows].to(device)), test.y[rows].to(device)
-        loss[rows] = task.loss(outputs, y).double().cpu().numpy()
-        hits[rows] = task.score(outputs, y).double().cpu().numpy()
-    if task.data.shared_test:
-        return Score(float(loss.mean()), float(hits.mean()))
-    owners = np.repeat(np.arange(test.clients), test.sizes)
+class Scorer:
+    """The tasks' test parts on one device: each is there once, however many models are tested on it."""
+
+    def __init__(self, tasks: list[Task], modules: list[nn.Module], device: torch.device) -> None:
+        self.tasks, self.modules, self.device = tasks, modules, device
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.stacks: dict[Kind, bool] = {}  # whether a kind of model can be stacked
+
+    def one_by_one(self, models: list[Weights], which: Sequence[int]) -> list[Score]:
+        """The scores of the models with these numbers, one pass over the test part each."""
+        return [self._score([s], self._plain(s, models[s]))[0] for s in which]
+
+    def together(self, models: list[Weights], which: Sequence[int]) -> list[Score]:
+        """The same, with models of one network on the same data in one pass."""
+        kinds: dict[Kind, list[int]] = {}
+        for s in which:
+            task = self.tasks[s]
+            kinds.setdefault((id(task.model), id(task.data), id(task.loss), id(task.score)), []).append(s)
+        found: dict[int, Score] = {}
+        for kind, mine in kinds.items():
+            height = STACK if self._stackable(kind, models, mine) else 1
+            for some in (mine[start : start + height] for start in range(0, len(mine), height)):
+                measure = self._stacked(some, models) if len(some) > 1 else self._plain(some[0], models[some[0]])
+                found |= zip(some, self._score(some, measure), strict=True)
+        return [found[s] for s in which]
+
+    @torch.no_grad()
+    def _score(self, which: list[int], measure: Measure) -> list[Score]:
+        data = self.tasks[which[0]].data
+        x, y = self._test(data)
+        pieces = [measure(x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, len(y), BATCH)]
+        loss, hits = (torch.cat(side, dim=1).double().cpu().numpy() for side in zip(*pieces, strict=True))
+        clients = [None if data.shared_test else _by_client(data, each) for each in hits]
+        return [Score(float(a.mean()), float(b.mean()), own) for a, b, own in zip(loss, hits, clients, strict=True)]
+
+    def _test(self, data: Federation) -> tuple[Tensor, Tensor]:
+        if id(data) not in self.held:
+            self.held[id(data)] = data.test.x.to(self.device), data.test.y.to(self.device)
+        return self.held[id(data)]
+
+    def _plain(self, s: int, model: Weights) -> Measure:
+        task, module = self.tasks[s], self.modules[s].eval()
+        weights.load(module, model)
+
+        def measure(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = module(x)
+            return task.loss(outputs, y)[None], task.score(outputs, y)[None]
+
+        return measure
+
+    def _stacked(self, which: list[int], models: list[Weights]) -> Measure:
+        task, module = self.tasks[which[0]], self.modules[which[0]].eval()
+
+        def one(params: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = functional_call(module, weights.named(module, Weights(params, buffers)), (x,))
+            return task.loss(outputs, y), task.score(outputs, y)
+
+        params, buffers = (torch.stack([models[s][i] for s in which]) for i in range(2))
+        many = torch.vmap(one, in_dims=(0, 0, None, None))
+        return lambda x, y: many(params, buffers, x, y)
+
+    def _stackable(self, kind: Kind, models: list[Weights], which: list[int]) -> bool:
+        """Whether a stack pays and is right: tried once on a few examples, against a plain pass.
+
+        Convolutions of many weights become grouped ones, which are slower than a model at a time: a test batch fills the device.
+        """
+        if len(which) == 1:
+            return False
+        if kind not in self.stacks:
+            x, y = (part[:8] for part in self._test(self.tasks[which[0]].data))
+            slow = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.modules[which[0]].modules())
+            self.stacks[kind] = not slow and self._agree(which[:2], models, x, y)
+        return self.stacks[kind]
+
+    @torch.no_grad()
+    def _agree(self, pair: list[int], models: list[Weights], x: Tensor, y: Tensor) -> bool:
+        plain = torch.cat([self._plain(s, models[s])(x, y)[0] for s in pair])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # vmap warns where it only loops
+                stacked, _ = self._stacked(pair, models)(x, y)
+        except Exception:  # a user's module or loss may do anything, and one at a time it works
+            return False
+        return torch.allclose(stacked, plain, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+
+
+def _by_client(data: Federation, hits: Array) -> Array:
+    owners = np.repeat(np.arange(data.test.clients), data.test.sizes)
     with np.errstate(invalid="ignore"):
-        by_client = np.bincount(owners, weights=hits, minlength=test.clients) / test.sizes
-    return Score(float(loss.mean()), float(hits.mean()), by_client)
+        return np.asarray(np.bincount(owners, weights=hits, minlength=data.test.clients) / data.test.sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -14,7 +14,7 @@ from rota.data.federation import Array
 from rota.engine import local
 from rota.engine.clock import Devices, step_flops
 from rota.engine.local import Correction
-from rota.engine.score import Score, score_parts
+from rota.engine.score import BATCH, Score, Scorer
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
@@ -30,10 +30,14 @@ class Sequential:
         self.modules = [task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)]
         self.counters = [[(b, b.clone()) for b in module.buffers() if not b.is_floating_point()] for module in self.modules]
         self.start = [weights.read(module) for module in self.modules]  # the modules themselves are worked with
-        self.data = [(task.data.train.x.to(device), task.data.train.y.to(device)) for task in tasks]
+        held = {id(task.data): (task.data.train.x.to(device), task.data.train.y.to(device)) for task in tasks}
+        self.data = [held[id(task.data)] for task in tasks]
+        self.scorer = Scorer(tasks, self.modules, device)
         self.dropout = [local.uses_dropout(m, x[:2]) for m, (x, _) in zip(self.modules, self.data, strict=True)]
         self.least = [local.smallest_batch(m, x) for m, (x, _) in zip(self.modules, self.data, strict=True)]
-        self.flops = [step_flops(task) for task in tasks]
+        kinds = {(id(task.model), id(task.data)): task for task in tasks}
+        flops = {kind: step_flops(task) for kind, task in kinds.items()}
+        self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
         self.speed, self.link = devices.profile(tasks[0].data.clients, seed)
 
     def initial(self) -> list[Weights]:
@@ -56,7 +60,7 @@ class Sequential:
                 reason=[reason],
             )
 
-    def seconds(self, model: int, clients: Array, examples: Array, nbytes: int) -> Array:
+    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
         """How long rows of a model take on their clients' devices: training, and the model's way down and up."""
         return np.asarray(examples * self.flops[model] / self.speed[clients] + 2 * nbytes / self.link[clients])
 
@@ -99,13 +103,31 @@ class Sequential:
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
-    def evaluate(self, models: list[Weights]) -> list[Score]:
-        """Each model's loss and score on the test part."""
-        out = []
-        for task, module, model in zip(self.tasks, self.modules, models, strict=True):
-            weights.load(module, model)
-            out.append(score_parts(task, module, self.device))
-        return out
+    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
+        """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
+        return self.scorer.one_by_one(models, range(len(models)) if which is None else which)
+
+    @torch.no_grad()
+    def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
+        """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
+        loss, count = np.empty(len(plan)), np.empty(len(plan))
+        for s in np.unique(plan.model).tolist():
+            rows = np.flatnonzero(plan.model == s)
+            task, module, (x, y) = self.tasks[s], self.modules[s].eval(), self.data[s]
+            weights.load(module, models[s])
+            some = [self._examples(s, client, now, examples) for client in plan.client[rows].tolist()]
+            each = torch.cat([task.loss(module(x[batch]), y[batch]) for batch in torch.cat(some).split(BATCH)])
+            count[rows] = sizes = np.array([len(mine) for mine in some])
+            loss[rows] = np.bincount(np.repeat(np.arange(len(rows)), sizes), each.double().cpu().numpy()) / sizes
+        return loss, count
+
+    def _examples(self, model: int, client: int, now: int, most: int | None) -> Tensor:
+        """Where a client's training examples are: all, or `most` of them at random."""
+        start, end = self.tasks[model].data.train.offsets[client : client + 2].tolist()
+        if most is None or most >= end - start:
+            return torch.arange(start, end, device=self.device)
+        stream = rng.as_tensor([rng.key(self.seed, "loss", now, client, model)], self.device)[0]
+        return rng.permutation(stream, end - start)[:most].add(start)
 
 
 def _add(module: nn.Module, vector: Tensor, prox: float | None = None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from rota import weights
 from rota.engine import local
 from rota.engine.schedule import grid
-from rota.engine.trace import Layout, Unbatchable, fuse, resize, stack, trace
+from rota.engine.trace import Layout, Unbatchable, directly, fuse, resize, stack, trace
 from rota.plan import Task
 
 Step = Callable[..., None]
@@ -45,8 +45,15 @@ class Steps:
         elif key not in self.made:
             params = self.params.views(torch.empty(rows, self.params.numel, device=self.x.device, dtype=self.dtype))
             params = [p[0] for p in params] if rows == 1 else params
-            self.made[key] = fuse(copy.deepcopy(self._trace(rows, width)), params, len(self.buffers.names), fused)
+            made = fuse(copy.deepcopy(self._trace(rows, width)), params, len(self.buffers.names), fused)
+            self.made[key] = directly(made, self.x.is_cuda)
         return self.made[key]
+
+    def single(self, width: int, fused: bool) -> fx.Graph:
+        """The in-place step of one row, in torch's basic operators."""
+        with TRACER:
+            params = self.params.views(torch.empty(self.params.numel, dtype=self.dtype))
+            return fuse(copy.deepcopy(self._trace(1, width)), params, len(self.buffers.names), fused).graph
 
     def _trace(self, rows: int, width: int) -> fx.GraphModule:
         """The step as it was traced: for one row from the module, for two or three from that."""
@@ -166,21 +173,31 @@ def active(steps: list[int]) -> list[int]:
 
 def verify(steps: Steps, width: int) -> None:
     """Compare a stacked step, half of it padding, with plain autograd on real examples; raises Unbatchable where they differ."""
-    real = min(width, max(2, width // 2))
+    real = half(width)
     pick = torch.arange(width, device=steps.x.device) % len(steps.x)
     weight = (torch.arange(width, device=steps.x.device) < real).to(steps.dtype).expand(2, -1) / real
-    module = copy.deepcopy(steps.module).train()
     stack = Stack(steps, 2, width, fused=False)
-    stack.theta.copy_(weights.read(module).params)
-    stack.buffers.copy_(weights.read(module).buffers)
+    stack.theta.copy_(weights.read(steps.module).params)
+    stack.buffers.copy_(weights.read(steps.module).buffers)
     stack.advance(2, steps.x[pick].expand(2, *steps.x[pick].shape), steps.y[pick].expand(2, *steps.y[pick].shape), weight)
+    same_gradient(steps, stack.gradient, pick[:real], stack.key[0])
+
+
+def half(width: int) -> int:
+    """How many examples a trial has, that there may be padding too."""
+    return min(width, max(2, width // 2))
+
+
+def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> None:
+    """Compare gradients [rows, params] with plain autograd's on the examples `pick` in a first step with this key."""
+    module = copy.deepcopy(steps.module).train()
     try:
-        with local.Dropout(stack.key[0]):
-            outputs = module(steps.x[pick[:real]])
+        with local.Dropout(key):
+            outputs = module(steps.x[pick])
     except ValueError as error:  # BatchNorm, where a mini-batch is a single example
         raise Unbatchable(str(error)) from error
-    loss = steps.task.loss(outputs, steps.y[pick[:real]]).mean()
+    loss = steps.task.loss(outputs, steps.y[pick]).mean()
     plain = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
-    apart = float((stack.gradient - plain).norm() / (plain.norm() * 2**0.5).clamp(min=1e-12))
+    apart = float((found - plain).norm() / (plain.norm() * len(found) ** 0.5).clamp(min=1e-12))
     if not apart < TOLERANCE:
         raise Unbatchable(f"its gradient differs from plain training by {apart:.1%} (does it mix the examples of a mini-batch?)")

@@ -216,8 +216,17 @@ def fuse(graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused
                 add = torch.Tensor.baddbmm_ if product.target is aten.bmm.default else torch.Tensor.addmm_
                 graph.call_function(add, (target, *product.args), {"alpha": -1})
     output.args = ((),)
-    _tidy(graph, params[0].is_cuda)
-    graph.set_codegen(fx.graph.CodeGen())
+    _tidy(graph)
+    return graph_module
+
+
+def directly(graph_module: fx.GraphModule, cuda: bool) -> fx.GraphModule:
+    """The same step with its operators called by their direct bindings, and on a GPU by kernels of our own."""
+    direct = {**DIRECT, **_gpu_products()} if cuda else DIRECT
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function":
+            node.target = direct.get(node.target, node.target)
+    graph_module.graph.set_codegen(fx.graph.CodeGen())
     graph_module.recompile()
     return graph_module
 
@@ -296,8 +305,8 @@ DIRECT = {  # the same operators by their direct bindings, which cost a third of
 }
 
 
-def _tidy(graph: fx.Graph, cuda: bool) -> None:
-    """Cancel double transposes and products with one, compute nothing twice, drop what nobody uses, call operators directly."""
+def _tidy(graph: fx.Graph) -> None:
+    """Cancel double transposes and products with one, compute nothing twice, drop what nobody uses."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
             inner = node.args[0]
@@ -314,10 +323,6 @@ def _tidy(graph: fx.Graph, cuda: bool) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and node.target not in CHANGES:
             graph.erase_node(node)
-    direct = {**DIRECT, **_gpu_products()} if cuda else DIRECT
-    for node in graph.nodes:
-        if node.op == "call_function":
-            node.target = direct.get(node.target, node.target)
 
 
 def _ones(node: Any) -> bool:

@@ -1,0 +1,132 @@
+"""Local training on a CPU without Python in its loop: a traced step as instructions for a small C library, a client a core.
+
+Operators on a mini-batch of ten take a few microseconds each, as long as their calls from Python; here a client's whole local work is one
+call, which also leaves the interpreter's lock alone, so that all cores work. Products are made for few examples, and convolutions take
+fewer multiplications than their definition (convolution.h). A client's numbers depend on nobody beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota import rng, weights
+from rota.data.federation import Array
+from rota.engine.native.build import ROW, Unavailable, Work, library
+from rota.engine.native.translate import (
+    BUFFERS,
+    GRADIENT,
+    KEY,
+    LOSS,
+    NUMBER,
+    PARAMS,
+    WEIGHT,
+    Place,
+    Unsupported,
+    Writer,
+    X,
+    Y,
+    translate,
+)
+from rota.engine.stack import Steps, half, same_gradient
+
+__all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of some rows."""
+
+    update: Tensor
+    buffers: Tensor
+    loss: Array
+
+
+class Native:
+    """One task's step for rota.c. Raises Unsupported or Unavailable where it cannot be made."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.lib = library(steps.dtype)
+        self.works: dict[tuple[int, bool], Work] = {}
+        self.x, self.y = (part.contiguous() for part in (steps.x, steps.y))
+        for part in (self.x, self.y):
+            if part.dtype not in (steps.dtype, torch.int64):
+                raise Unsupported(f"data of {part.dtype}")
+
+    def work(self, width: int, fused: bool) -> Work:
+        """The program of a step on mini-batches of this width."""
+        if (width, fused) not in self.works:
+            self.works[width, fused] = self._make(width, fused)
+        return self.works[width, fused]
+
+    def _make(self, width: int, fused: bool) -> Work:
+        steps, task = self.steps, self.steps.task
+        graph = steps.single(width, fused)
+        real = torch.empty(0, dtype=steps.dtype, device="meta")
+        word = torch.empty((), dtype=torch.int64, device="meta")
+        params, buffers = (torch.empty(layout.numel, dtype=steps.dtype, device="meta") for layout in (steps.params, steps.buffers))
+        inputs = [Place(PARAMS, 0, view) for view in steps.params.views(params)]
+        inputs += [Place(BUFFERS, 0, view) for view in steps.buffers.views(buffers)]
+        inputs += [Place(where, 0, part.new_empty((width, *part.shape[1:]), device="meta")) for where, part in ((X, self.x), (Y, self.y))]
+        inputs += [Place(WEIGHT, 0, real.new_empty(width)), Place(KEY, 0, word), Place(NUMBER, 0, word), Place(LOSS, 0, real.new_empty(()))]
+        if not fused:
+            inputs += [Place(GRADIENT, 0, view) for view in steps.params.views(params)]
+
+        def space(shape: object) -> int:
+            return int(self.lib.rota_convolution_space((ctypes.c_int64 * 16)(*shape)))  # type: ignore[misc]
+
+        program = translate(graph, inputs, Writer(steps.dtype, space, self.lib.rota_product_space))
+        constants = ctypes.create_string_buffer(program.constants, max(1, len(program.constants)))
+        work = Work(
+            list=program.list, count=len(program.list), arena=program.arena, width=width, params=steps.params.numel,
+            buffers=steps.buffers.numel, x_bytes=self.x[0].nbytes, y_bytes=self.y[0].nbytes, fused=fused,
+            constants=ctypes.cast(constants, ctypes.c_void_p), momentum=task.momentum, weight_decay=task.weight_decay, prox=task.prox,
+            clip=-1.0 if task.clip is None else task.clip, nesterov=task.nesterov, adam=task.optimizer == "adam",
+        )  # fmt: skip
+        work.keep = program.list, constants  # what the pointers lead to
+        return work
+
+    def train(
+        self, threads: Executor, workers: int, width: int, plain: bool, rows: Array, starts: Tensor, buffers: Tensor, shift: Tensor | None
+    ) -> Result:
+        """Train rows (a ROW array), those with the most work first.
+
+        rows["start"] says which of the models in `starts` and `buffers` each begins with; `shift` is added to its gradients.
+        `plain` takes steps of plain SGD, whatever the task says.
+        """
+        number, layout = len(rows), self.steps
+        update = torch.empty(number, layout.params.numel, dtype=layout.dtype)
+        after = torch.empty(number, layout.buffers.numel, dtype=layout.dtype)
+        rows["start_buffers"] = _addresses(buffers, rows["start"])
+        rows["start"] = _addresses(starts, rows["start"])
+        rows["update"], rows["buffers"] = (_addresses(out, np.arange(number)) for out in (update, after))
+        rows["shift"] = 0 if shift is None else _addresses(shift, np.arange(number))
+        work, taken = self.work(width, plain), ctypes.c_int64(0)
+        call = (ctypes.byref(work), rows.ctypes.data, number, ctypes.byref(taken), self.x.data_ptr(), self.y.data_ptr())
+        done = [threads.submit(self.lib.rota_train, *call) for _ in range(min(workers, number))]
+        failed = [each.result() for each in done]  # all of them, before anything they write to may go
+        if any(failed):
+            raise MemoryError("no memory for a client's local training: fewer cores need less (taskset, or --engine sequential)")
+        return Result(update, after, rows["loss"].copy())
+
+
+def _addresses(matrix: Tensor, rows: Array) -> Array:
+    return matrix.data_ptr() + rows.astype(np.uintp) * matrix.shape[1] * matrix.itemsize
+
+
+def verify(native: Native, width: int) -> None:
+    """Compare one step, half of it padding, with plain autograd; raises Unbatchable where they differ."""
+    steps, key, real = native.steps, torch.zeros((), dtype=torch.int64), min(half(width), len(native.y))
+    start = weights.read(steps.module)
+    rows = np.zeros(1, ROW)
+    for name, value in {"examples": real, "batch": width, "per_epoch": 1, "steps": 1, "rate": 1.0}.items():
+        rows[name] = value
+    with ThreadPoolExecutor(1) as thread:
+        update = native.train(thread, 1, width, True, rows, start.params[None], start.buffers[None], None).update
+    same_gradient(steps, update, rng.permutation(rng.fold(key, 0), real), key)

@@ -1,0 +1,184 @@
+/* Matrix products with small sides: C (+|-)= A B for any strides of A and B, on one core. */
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#else
+#define VECTOR_BYTES 32
+#endif
+#define LANES ((int64_t)(VECTOR_BYTES / sizeof(R)))
+typedef R V __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(R)), may_alias));
+
+static inline V load(const R *p) { return *(const V *)p; }
+static inline void store(R *p, V v) { *(V *)p = v; }
+
+/* The first n lanes, the others 0. */
+static inline V load_some(const R *p, int64_t n) {
+  if (n >= LANES) return load(p);
+  V v = {0};
+  for (int64_t i = 0; i < n; i++) v[i] = p[i];
+  return v;
+}
+
+static inline void store_some(R *p, V v, int64_t n) {
+  if (n >= LANES) { store(p, v); return; }
+  for (int64_t i = 0; i < n; i++) p[i] = v[i];
+}
+
+static inline R sum_lanes(V v) {
+  R s = 0;
+  for (int64_t i = 0; i < LANES; i++) s += v[i];
+  return s;
+}
+
+#define INLINE static inline __attribute__((always_inline)) void
+#define ROWS 6        /* of a tile of C: with two vectors of columns it fills the registers */
+#define DEPTH 256     /* of a block of A and B: two vectors of columns of B then lie in the first cache */
+#define HEIGHT 96     /* rows of a block of A, which then lies in the second cache */
+#define SHALLOW 32    /* where A and B are less deep than this, C is most of the memory, and is gone through line by line */
+#define AHEAD 16      /* rows of B that are asked for before their time: a large B has each of them on a page of its own */
+
+/* C[m rows, up to two vectors of columns] = keep * C + sign * A B. */
+INLINE tile(int m, int two, int64_t some, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k,
+            R *c, int64_t c_m, int keep, R sign) {
+  V left[ROWS], right[ROWS];
+#pragma GCC unroll 6
+  for (int i = 0; i < m; i++) left[i] = right[i] = (V){0};
+  if (some >= LANES) {
+    for (int64_t j = 0; j < k; j++) {
+      const R *row = b + j * b_k;
+      V p = load(row), q = two ? load(row + LANES) : p;
+      __builtin_prefetch(row + AHEAD * b_k);
+#pragma GCC unroll 6
+      for (int i = 0; i < m; i++) {
+        R x = a[i * a_m + j * a_k];
+        left[i] += x * p;
+        if (two) right[i] += x * q;
+      }
+    }
+  } else {
+    for (int64_t j = 0; j < k; j++) {
+      const R *row = b + j * b_k;
+      V p = two ? load(row) : load_some(row, some), q = two ? load_some(row + LANES, some) : p;
+#pragma GCC unroll 6
+      for (int i = 0; i < m; i++) {
+        R x = a[i * a_m + j * a_k];
+        left[i] += x * p;
+        if (two) right[i] += x * q;
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < m; i++) {
+    R *out = c + i * c_m;
+    int64_t first = two ? LANES : some;
+    V v = sign * left[i];
+    if (keep) v += load_some(out, first);
+    store_some(out, v, first);
+    if (two) {
+      v = sign * right[i];
+      if (keep) v += load_some(out + LANES, some);
+      store_some(out + LANES, v, some);
+    }
+  }
+}
+
+/* Rows m..end of C for one pair of column vectors. */
+static void strip(int64_t end, int64_t columns, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k,
+                  R *c, int64_t c_m, int keep, R sign) {
+  int64_t m = 0, some = columns > LANES ? columns - LANES : columns;
+#define CALL(n, two) tile(n, two, some, k, a + m * a_m, a_m, a_k, b, b_k, c + m * c_m, c_m, keep, sign)
+#define REST(two) \
+  for (; m + ROWS <= end; m += ROWS) CALL(ROWS, two); \
+  switch (end - m) { \
+    case 5: CALL(5, two); break; \
+    case 4: CALL(4, two); break; \
+    case 3: CALL(3, two); break; \
+    case 2: CALL(2, two); break; \
+    case 1: CALL(1, two); break; \
+  }
+  if (columns > LANES) { REST(1) } else { REST(0) }
+#undef CALL
+#undef REST
+}
+
+/* C[m, n] = keep * C + sign * A B^T where the rows of A and of B are contiguous and A has few rows: a dot product an element. */
+INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, R *c, int64_t c_m, int two, int keep, R sign) {
+  V first[5], second[5];
+#pragma GCC unroll 5
+  for (int i = 0; i < m; i++) first[i] = second[i] = (V){0};
+  int64_t j = 0;
+  for (; j + LANES <= k; j += LANES) {
+    V p = load(b + j), q = two ? load(b + b_n + j) : p;
+#pragma GCC unroll 5
+    for (int i = 0; i < m; i++) {
+      V x = load(a + i * a_m + j);
+      first[i] += x * p;
+      if (two) second[i] += x * q;
+    }
+  }
+  for (int i = 0; i < m; i++) {
+    R s = sum_lanes(first[i]), t = two ? sum_lanes(second[i]) : 0;
+    for (int64_t l = j; l < k; l++) {
+      s += a[i * a_m + l] * b[l];
+      if (two) t += a[i * a_m + l] * b[b_n + l];
+    }
+    R *out = c + i * c_m;
+    out[0] = (keep ? out[0] : 0) + sign * s;
+    if (two) out[1] = (keep ? out[1] : 0) + sign * t;
+  }
+}
+
+static void product_of_rows(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n,
+                            R *c, int64_t c_m, int keep, R sign) {
+  for (int64_t j = 0; j < n; j += 2) {
+    int two = j + 1 < n;
+    int64_t i = 0;
+#define CALL(rows) \
+  if (two) dots(rows, k, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 1, keep, sign); \
+  else dots(rows, k, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 0, keep, sign)
+    for (; i + 5 <= m; i += 5) { CALL(5); }
+    switch (m - i) {
+      case 4: CALL(4); break;
+      case 3: CALL(3); break;
+      case 2: CALL(2); break;
+      case 1: CALL(1); break;
+    }
+#undef CALL
+  }
+}
+
+/* C = keep * C + sign * A B, where one of C's strides is 1; `space` holds DEPTH * (n + 2 * LANES) numbers. */
+static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, int64_t b_n,
+                    R *c, int64_t c_m, int64_t c_n, int keep, R sign, R *space) {
+  if (c_n != 1 && n != 1) {
+    product(n, m, k, b, b_n, b_k, a, a_k, a_m, c, c_n, c_m, keep, sign, space);
+    return;
+  }
+  if (k == 0) {
+    if (!keep) for (int64_t i = 0; i < m; i++) for (int64_t j = 0; j < n; j++) c[i * c_m + j] = 0;
+    return;
+  }
+  if (m <= 20 && a_k == 1 && b_k == 1 && k >= 2 * LANES) {
+    product_of_rows(m, n, k, a, a_m, b, b_n, c, c_m, keep, sign);
+    return;
+  }
+  int64_t wide = 2 * LANES;
+  for (int64_t from = 0; from < k; from += DEPTH) {
+    int64_t deep = k - from < DEPTH ? k - from : DEPTH;
+    const R *right = b + from * b_k;
+    if (b_n != 1) { /* panels of `wide` columns, each row of them contiguous */
+      for (int64_t j = 0; j < n; j += wide)
+        for (int64_t l = 0; l < deep; l++)
+          for (int64_t i = 0; i < wide; i++) space[j * deep + l * wide + i] = j + i < n ? right[l * b_k + (j + i) * b_n] : 0;
+    }
+    int64_t step = k < SHALLOW ? ROWS : HEIGHT;
+    for (int64_t top = 0; top < m; top += step) {
+      int64_t high = m - top < step ? m - top : step;
+      for (int64_t j = 0; j < n; j += wide) {
+        const R *panel = b_n != 1 ? space + j * deep : right + j;
+        strip(high, n - j < wide ? n - j : wide, deep, a + top * a_m + from * a_k, a_m, a_k, panel, b_n != 1 ? wide : b_k,
+              c + top * c_m + j, c_m, keep || from, sign);
+      }
+    }
+  }
+}

@@ -1,0 +1,332 @@
+/* Local training of clients on one core: a traced step as a list of instructions, and the loop over a client's mini-batches.
+
+   R is float or double. Instructions are made by translate.py, which also gives every intermediate result its place in the arena. */
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include "product.h"
+#include "convolution.h"
+#include "elementwise.h"
+
+#define DIMS 5
+#define OPERANDS 4
+
+enum { ARENA, PARAMS, BUFFERS, GRADIENT, X, Y, WEIGHT, KEY, NUMBER, LOSS, CONSTANTS, SPACES };
+
+typedef struct {
+  int64_t space, offset, stride[DIMS]; /* the offset in bytes, strides in elements */
+} Operand;
+
+typedef struct {
+  int64_t code, dims, shape[DIMS], extra[16];
+  Operand at[OPERANDS];
+} Instruction;
+
+typedef struct {
+  const Instruction *list;
+  int64_t count, arena, width, params, buffers, x_bytes, y_bytes, fused;
+  const void *constants;
+  double momentum, weight_decay, prox, clip; /* clip < 0: none */
+  int64_t nesterov, adam;
+} Program;
+
+typedef struct {
+  uint64_t key;
+  int64_t first, examples, batch, per_epoch, steps;
+  double rate, loss;
+  const R *start, *start_buffers, *shift; /* shift may be NULL */
+  R *update, *buffers;
+} Row;
+
+static uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+#define GOLDEN 0x9E3779B97F4A7C15u
+
+/* rng.permutation: the order of the words as signed numbers, by their bytes from the lowest to the highest. */
+static void permutation(uint64_t key, int64_t n, int64_t *order, uint64_t *words, int64_t *spare_order, uint64_t *spare_words) {
+  for (int64_t i = 0; i < n; i++) {
+    words[i] = mix(key + (uint64_t)(i + 1) * GOLDEN) ^ (1ull << 63);
+    order[i] = i;
+  }
+  for (int shift = 0; shift < 64; shift += 8) {
+    int64_t count[257] = {0};
+    for (int64_t i = 0; i < n; i++) count[((words[i] >> shift) & 255) + 1]++;
+    for (int d = 0; d < 256; d++) count[d + 1] += count[d];
+    for (int64_t i = 0; i < n; i++) {
+      int64_t to = count[(words[i] >> shift) & 255]++;
+      spare_words[to] = words[i];
+      spare_order[to] = order[i];
+    }
+    uint64_t *w = words; words = spare_words; spare_words = w;
+    int64_t *o = order; order = spare_order; spare_order = o;
+  }
+}
+
+enum { /* the codes above the elementwise ones; their order is that of translate.py */
+  CODE_PRODUCT = 100, CODE_SUM, CODE_LOG_SOFTMAX, CODE_LOG_SOFTMAX_BACKWARD, CODE_NLL, CODE_NLL_BACKWARD, CODE_CONVOLUTION, CODE_WEIGHT_GRADIENT,
+  CODE_INPUT_GRADIENT, CODE_POOL, CODE_POOL_BACKWARD, CODE_EMBEDDING, CODE_EMBEDDING_BACKWARD, CODE_UNIFORM, CODE_REAL, CODE_FILL,
+  CODE_INT_ADD, CODE_INT_MUL, CODE_INT_XOR, CODE_INT_SHIFT, CODE_INT_AND, CODE_LAYER_BACKWARD
+};
+
+#define AT(i) ((R *)(base[in->at[i].space] + in->at[i].offset))
+#define INTS(i) ((int64_t *)(base[in->at[i].space] + in->at[i].offset))
+
+static void pool(const Instruction *in, const R *x, R *y, int32_t *tap) {
+  const int64_t *e = in->extra; /* batch channels high wide out_high out_wide size2 stride2 pad2 */
+  for (int64_t b = 0; b < e[0]; b++)
+    for (int64_t i = 0; i < e[4]; i++)
+      for (int64_t j = 0; j < e[5]; j++, y += e[1], tap += e[1]) {
+        for (int64_t c = 0; c < e[1]; c++) { y[c] = -INFINITY; tap[c] = -1; }
+        for (int64_t u = 0; u < e[6]; u++)
+          for (int64_t v = 0; v < e[7]; v++) {
+            int64_t h = i * e[8] - e[10] + u, w = j * e[9] - e[11] + v;
+            if (h < 0 || h >= e[2] || w < 0 || w >= e[3]) continue;
+            const R *from = x + ((b * e[2] + h) * e[3] + w) * e[1];
+            int32_t t = (int32_t)(u * e[7] + v);
+            _Pragma("GCC ivdep") for (int64_t c = 0; c < e[1]; c++) {
+              int more = !(from[c] <= y[c]); /* also for NaN */
+              y[c] = more ? from[c] : y[c];
+              tap[c] = more ? t : tap[c];
+            }
+          }
+      }
+}
+
+static void pool_backward(const Instruction *in, const R *dy, const int32_t *tap, R *dx) {
+  const int64_t *e = in->extra;
+  memset(dx, 0, (size_t)(e[0] * e[1] * e[2] * e[3]) * sizeof(R));
+  for (int64_t b = 0; b < e[0]; b++)
+    for (int64_t i = 0; i < e[4]; i++)
+      for (int64_t j = 0; j < e[5]; j++, dy += e[1], tap += e[1])
+        for (int64_t u = 0; u < e[6]; u++)
+          for (int64_t v = 0; v < e[7]; v++) {
+            int64_t h = i * e[8] - e[10] + u, w = j * e[9] - e[11] + v;
+            if (h < 0 || h >= e[2] || w < 0 || w >= e[3]) continue;
+            R *to = dx + ((b * e[2] + h) * e[3] + w) * e[1];
+            int32_t t = (int32_t)(u * e[7] + v);
+            _Pragma("GCC ivdep") for (int64_t c = 0; c < e[1]; c++) to[c] += tap[c] == t ? dy[c] : 0;
+          }
+}
+
+/* dx = dy W and W -= dy^T x, a piece of W at a time while it is in the cache: n as for a product of dy and W, and x's stride. */
+static void layer_backward(const int64_t *n, R *dx, const R *dy, R *w, const R *x, R *space) {
+  int64_t high = 64, wide = 512;
+  for (int64_t k = 0; k < n[1]; k += wide)
+    for (int64_t j = 0; j < n[2]; j += high) {
+      int64_t columns = n[1] - k < wide ? n[1] - k : wide, rows = n[2] - j < high ? n[2] - j : high;
+      R *piece = w + j * n[5] + k;
+      product(n[0], columns, rows, dy + j * n[4], n[3], n[4], piece, n[5], 1, dx + k, n[7], 1, j > 0, 1, space);
+      product(rows, columns, n[0], dy + j * n[4], n[4], n[3], x + k, n[9], 1, piece, n[5], 1, 1, -1, space);
+    }
+}
+
+static void execute(const Instruction *in, char *const *base) {
+  const int64_t *e = in->extra, *n = in->shape;
+  if (in->code < 100) {
+    each(EVERY[in->code], n, (int)in->dims, AT(0), in->at[0].stride, AT(1), in->at[1].stride, AT(2), in->at[2].stride, AT(3), in->at[3].stride);
+    return;
+  }
+  switch (in->code) {
+    case CODE_PRODUCT: /* at: c a b space; extra: m n k, strides of a, b, c, keep, sign */
+      product(e[0], e[1], e[2], AT(1), e[3], e[4], AT(2), e[5], e[6], AT(0), e[7], e[8], (int)e[9], (R)e[10], AT(3));
+      break;
+    case CODE_LAYER_BACKWARD: /* at: dx dy w x */
+      layer_backward(e, AT(0), AT(1), AT(2), AT(3), (R *)(base[ARENA] + e[13]));
+      break;
+    case CODE_SUM:
+      add_up(n, (int)in->dims, AT(0), in->at[0].stride, AT(1), in->at[1].stride);
+      break;
+    case CODE_LOG_SOFTMAX: /* rows of n[1] */
+      for (int64_t i = 0; i < n[0]; i++) {
+        R *o = AT(0) + i * n[1], most = -INFINITY, total = 0;
+        const R *a = AT(1) + i * n[1];
+        for (int64_t j = 0; j < n[1]; j++) most = a[j] <= most ? most : a[j];
+        for (int64_t j = 0; j < n[1]; j++) total += exponential(a[j] - most);
+        R shift = most + (R)log((double)total);
+        for (int64_t j = 0; j < n[1]; j++) o[j] = a[j] - shift;
+      }
+      break;
+    case CODE_LOG_SOFTMAX_BACKWARD: /* o = g - exp(out) sum g */
+      for (int64_t i = 0; i < n[0]; i++) {
+        R *o = AT(0) + i * n[1], total = 0;
+        const R *g = AT(1) + i * n[1], *out = AT(2) + i * n[1];
+        for (int64_t j = 0; j < n[1]; j++) total += g[j];
+        for (int64_t j = 0; j < n[1]; j++) o[j] = g[j] - exponential(out[j]) * total;
+      }
+      break;
+    case CODE_NLL:
+      for (int64_t i = 0; i < n[0]; i++) AT(0)[i] = -AT(1)[i * n[1] + INTS(2)[i]];
+      break;
+    case CODE_NLL_BACKWARD:
+      memset(AT(0), 0, (size_t)(n[0] * n[1]) * sizeof(R));
+      for (int64_t i = 0; i < n[0]; i++) AT(0)[i * n[1] + INTS(2)[i]] = -AT(1)[i * in->at[1].stride[0]];
+      break;
+    case CODE_CONVOLUTION: /* y x w bias; the scratch space's offset and whether there is a bias are after the shape */
+      convolution((const Shape *)e, AT(1), AT(2), e[14] ? AT(3) : NULL, AT(0), (R *)(base[ARENA] + e[13]));
+      break;
+    case CODE_WEIGHT_GRADIENT: /* dw x dy space */
+      weight_gradient((const Shape *)e, AT(1), AT(2), AT(0), AT(3));
+      break;
+    case CODE_INPUT_GRADIENT: /* dx dy w space */
+      input_gradient((const Shape *)e, AT(1), AT(2), AT(0), AT(3));
+      break;
+    case CODE_POOL:
+      pool(in, AT(1), AT(0), (int32_t *)AT(2));
+      break;
+    case CODE_POOL_BACKWARD:
+      pool_backward(in, AT(1), (const int32_t *)AT(2), AT(0));
+      break;
+    case CODE_EMBEDDING: /* n[0] words, rows of n[1] */
+      for (int64_t i = 0; i < n[0]; i++) memcpy(AT(0) + i * n[1], AT(1) + INTS(2)[i] * n[1], (size_t)n[1] * sizeof(R));
+      break;
+    case CODE_EMBEDDING_BACKWARD: /* extra: the table's size, and the word that gets no gradient */
+      memset(AT(0), 0, (size_t)(e[0] * n[1]) * sizeof(R));
+      for (int64_t i = 0; i < n[0]; i++) {
+        R *o = AT(0) + INTS(2)[i] * n[1];
+        if (INTS(2)[i] != e[1]) for (int64_t j = 0; j < n[1]; j++) o[j] += AT(1)[i * n[1] + j];
+      }
+      break;
+    case CODE_UNIFORM: {
+      uint64_t key = (uint64_t)INTS(1)[0];
+      for (int64_t i = 0; i < n[0]; i++) AT(0)[i] = (R)(mix(key + (uint64_t)(i + 1) * GOLDEN) >> 40) * (R)5.9604644775390625e-08;
+      break;
+    }
+    case CODE_REAL:
+      for (int64_t i = 0; i < n[0]; i++) AT(0)[i] = (R)INTS(1)[i];
+      break;
+    case CODE_FILL:
+      for (int64_t i = 0; i < n[0]; i++) AT(0)[i] = AT(1)[0];
+      break;
+    case CODE_INT_ADD: INTS(0)[0] = (int64_t)((uint64_t)INTS(1)[0] + (uint64_t)INTS(2)[0]); break;
+    case CODE_INT_MUL: INTS(0)[0] = (int64_t)((uint64_t)INTS(1)[0] * (uint64_t)INTS(2)[0]); break;
+    case CODE_INT_XOR: INTS(0)[0] = INTS(1)[0] ^ INTS(2)[0]; break;
+    case CODE_INT_SHIFT: INTS(0)[0] = INTS(1)[0] >> INTS(2)[0]; break;
+    case CODE_INT_AND: INTS(0)[0] = INTS(1)[0] & INTS(2)[0]; break;
+  }
+}
+
+/* The local optimisers, as torch.optim does them. */
+static void optimise(const Program *p, const Row *row, R *theta, R *g, R *first, R *second, int64_t t) {
+  int64_t n = p->params;
+  R prox = (R)p->prox, decay = (R)p->weight_decay, momentum = (R)p->momentum, rate = (R)row->rate;
+  if (prox) for (int64_t i = 0; i < n; i++) g[i] += prox * (theta[i] - row->start[i]);
+  if (p->clip >= 0) {
+    double total = 0;
+    for (int64_t i = 0; i < n; i++) total += (double)g[i] * (double)g[i];
+    R scale = (R)(p->clip / (sqrt(total) + 1e-6));
+    if (scale < 1) for (int64_t i = 0; i < n; i++) g[i] *= scale;
+    else if (scale != scale) for (int64_t i = 0; i < n; i++) g[i] = scale;
+  }
+  if (row->shift) for (int64_t i = 0; i < n; i++) g[i] += row->shift[i];
+  if (decay) for (int64_t i = 0; i < n; i++) g[i] += decay * theta[i];
+  if (p->adam) {
+    R one = (R)(1 - pow(0.9, (double)(t + 1))), two = (R)(1 - pow(0.999, (double)(t + 1)));
+    for (int64_t i = 0; i < n; i++) {
+      first[i] += (R)0.1 * (g[i] - first[i]);
+      second[i] = (R)0.999 * second[i] + (R)0.001 * g[i] * g[i];
+      theta[i] -= rate * (first[i] / one) / ((R)sqrt((double)(second[i] / two)) + (R)1e-8);
+    }
+  } else if (momentum) {
+    for (int64_t i = 0; i < n; i++) {
+      first[i] = momentum * first[i] + g[i];
+      theta[i] -= rate * (p->nesterov ? g[i] + momentum * first[i] : first[i]);
+    }
+  } else {
+    for (int64_t i = 0; i < n; i++) theta[i] -= rate * g[i];
+  }
+}
+
+static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static void *take(char **at, int64_t bytes) {
+  void *here = *at;
+  *at += aligned(bytes);
+  return here;
+}
+
+static void train(const Program *p, Row *row, char *memory, const char *x, const char *y) {
+  int64_t n = row->examples, width = p->width, number = 0, size = p->params * (int64_t)sizeof(R);
+  char *at = memory, *base[SPACES] = {0};
+  base[ARENA] = take(&at, p->arena);
+  base[X] = take(&at, width * p->x_bytes);
+  base[Y] = take(&at, width * p->y_bytes);
+  R *weight = take(&at, width * (int64_t)sizeof(R));
+  int64_t *order = take(&at, n * 8), *spare_order = take(&at, n * 8);
+  uint64_t *words = take(&at, n * 8), *spare_words = take(&at, n * 8);
+  R *theta = take(&at, size), *gradient = NULL, *first = NULL, *second = NULL, loss = 0;
+  if (!p->fused) {
+    gradient = take(&at, size);
+    first = take(&at, size);
+    second = take(&at, size);
+    memset(first, 0, (size_t)size);
+    memset(second, 0, (size_t)size);
+  }
+  memcpy(theta, row->start, (size_t)size);
+  memcpy(row->buffers, row->start_buffers, (size_t)p->buffers * sizeof(R));
+  base[PARAMS] = (char *)theta;
+  base[BUFFERS] = (char *)row->buffers;
+  base[GRADIENT] = (char *)gradient;
+  base[WEIGHT] = (char *)weight;
+  base[KEY] = (char *)&row->key;
+  base[NUMBER] = (char *)&number;
+  base[LOSS] = (char *)&loss;
+  base[CONSTANTS] = (char *)p->constants;
+  double total = 0;
+  for (int64_t t = 0; t < row->steps; t++) {
+    int64_t place = t % row->per_epoch * row->batch, count = n - place < row->batch ? n - place : row->batch;
+    if (t % row->per_epoch == 0)
+      permutation(mix(row->key + (uint64_t)(t / row->per_epoch + 1) * GOLDEN), n, order, words, spare_order, spare_words);
+    for (int64_t i = 0; i < width; i++) {
+      int64_t example = row->first + (i < count ? order[place + i] : 0);
+      memcpy(base[X] + i * p->x_bytes, x + example * p->x_bytes, (size_t)p->x_bytes);
+      memcpy(base[Y] + i * p->y_bytes, y + example * p->y_bytes, (size_t)p->y_bytes);
+      weight[i] = i < count ? (R)((p->fused ? row->rate : 1.0) / (double)count) : 0;
+    }
+    number = t;
+    loss = 0;
+    for (int64_t i = 0; i < p->count; i++) execute(p->list + i, base);
+    total += p->fused ? (double)loss / row->rate : (double)loss;
+    if (!p->fused) optimise(p, row, theta, gradient, first, second, t);
+  }
+  row->loss = total / (double)row->steps;
+  for (int64_t i = 0; i < p->params; i++) row->update[i] = row->start[i] - theta[i];
+}
+
+/* Train rows one after the other, those that no other thread has taken. Returns 1 if there is no memory. */
+int rota_train(const Program *p, Row *rows, int64_t count, int64_t *next, const char *x, const char *y) {
+  int64_t most = 0, mine;
+  for (int64_t i = 0; i < count; i++) most = rows[i].examples > most ? rows[i].examples : most;
+  int64_t bytes = aligned(p->arena) + aligned(p->width * p->x_bytes) + aligned(p->width * p->y_bytes) + aligned(p->width * 8) + 4 * aligned(most * 8) +
+                  4 * aligned(p->params * (int64_t)sizeof(R));
+  size_t page = (size_t)2 << 20, whole = ((size_t)bytes + page - 1) / page * page;
+  char *memory = aligned_alloc(page, whole);
+  if (!memory) return 1;
+#ifdef MADV_HUGEPAGE
+  madvise(memory, whole, MADV_HUGEPAGE); /* products walk down the columns of large matrices, a page a row */
+#endif
+  while ((mine = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < count) train(p, rows + mine, memory, x, y);
+  free(memory);
+  return 0;
+}
+
+/* Numbers of scratch space that the convolutions of this shape need. */
+int64_t rota_convolution_space(const int64_t *shape) { return convolution_space((const Shape *)shape); }
+
+int64_t rota_product_space(int64_t m, int64_t n) { return DEPTH * ((m > n ? m : n) + 4 * LANES); }
+
+/* For a test: the sizes of the structures that are written in Python. */
+void rota_sizes(int64_t *out) {
+  out[0] = sizeof(Instruction);
+  out[1] = sizeof(Program);
+  out[2] = sizeof(Row);
+}

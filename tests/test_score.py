@@ -1,0 +1,127 @@
+"""Evaluation: several models in one pass give what each gives alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import federation, linear, network
+from torch import Tensor, nn
+
+from rota.data.federation import Federation, Part
+from rota.engine import Batched, Devices, Score, make
+from rota.engine.sequential import Sequential
+from rota.models import cnn, leaf_lstm, two_nn
+from rota.plan import Task, cross_entropy
+from rota.weights import Weights
+
+SIZES = [5, 12, 20, 8]
+
+
+class Branching(nn.Linear):
+    """A module that looks at its values: it cannot be mapped over models."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return -out if float(out.sum()) > 0 else out
+
+
+def branching(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Branching(shape[0], classes)
+
+
+def convolution(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, classes))
+
+
+def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that vmap has no rule for: it goes through numpy."""
+    return torch.from_numpy(outputs.numpy().sum(-1)) + targets
+
+
+def pair(tasks: list[Task]) -> tuple[Batched, Sequential, list[Weights]]:
+    batched, plain = (make(name, tasks, Devices(), 0, "cpu") for name in ("batched", "sequential"))
+    assert isinstance(batched, Batched)
+    assert isinstance(plain, Sequential)
+    return batched, plain, plain.initial()
+
+
+def assert_same(found: list[Score], wanted: list[Score]) -> None:
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+        assert a.accuracy == pytest.approx(b.accuracy, abs=1e-9)
+        assert (a.by_client is None) == (b.by_client is None)
+        if a.by_client is not None and b.by_client is not None:
+            np.testing.assert_allclose(a.by_client, b.by_client)
+
+
+@pytest.mark.parametrize("own_test", [False, True])
+@pytest.mark.parametrize(
+    ("model", "together"),
+    [(linear, True), (network, True), (branching, False), (convolution, False)],
+)
+def test_a_pass_over_several_models_is_a_pass_over_each(model: object, together: bool, own_test: bool) -> None:
+    data = federation(SIZES, own_test=own_test)
+    batched, plain, models = pair([Task(model, data, lr=lr) for lr in (0.1, 0.2, 0.3)])
+    scores = batched.evaluate(models)
+    assert_same(scores, plain.evaluate(models))
+    assert len({score.loss for score in scores}) == 3
+    assert list(batched.plain.scorer.stacks.values()) == [together]
+    assert plain.scorer.stacks == {}
+
+
+@pytest.mark.parametrize(("model", "shape", "classes"), [(two_nn, (1, 28, 28), 10), (cnn, (1, 28, 28), 10), (leaf_lstm, (12,), 80)])
+def test_networks_of_the_zoo(model: object, shape: tuple[int, ...], classes: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    letters = torch.randint(classes, (9, *shape), generator=generator)
+    x = letters if model is leaf_lstm else torch.rand(9, *shape, generator=generator)
+    part = Part(x, torch.arange(9), np.array([0, 4, 9]))
+    data = Federation("nine", part, part, classes)
+    batched, plain, models = pair([Task(model, data) for _ in range(2)])
+    assert_same(batched.evaluate(models), plain.evaluate(models))
+
+
+@pytest.mark.parametrize("name", ["batched", "sequential"])
+def test_some_of_the_models_in_any_order(name: str) -> None:
+    one, two = federation(SIZES), federation(SIZES, seed=1, own_test=True)
+    tasks = [Task(linear, one), Task(linear, two), Task(network, one), Task(linear, one), Task(linear, two), Task(linear, one)]
+    engine = make(name, tasks, Devices(), 0, "cpu")
+    models = engine.initial()
+    all_of_them = engine.evaluate(models)
+    for which in ([5, 0, 3], [4], [1, 2, 4], []):
+        assert_same(engine.evaluate(models, which), [all_of_them[s] for s in which])
+
+
+def test_more_models_than_a_stack_and_more_examples_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.engine.score.STACK", 3)
+    monkeypatch.setattr("rota.engine.score.BATCH", 7)
+    batched, plain, models = pair([Task(linear, federation(SIZES)) for _ in range(1)] * 8)
+    assert_same(batched.evaluate(models), plain.evaluate(models))
+
+
+def test_a_loss_that_cannot_be_mapped_is_taken_one_model_at_a_time() -> None:
+    data = federation(SIZES)
+    engine = Sequential([Task(linear, data, loss=summed), Task(linear, data, loss=summed)], Devices(), 0, torch.device("cpu"))
+    models = engine.initial()
+    assert_same(engine.scorer.together(models, [0, 1]), engine.evaluate(models))
+    assert list(engine.scorer.stacks.values()) == [False]
+
+
+def test_models_with_losses_of_their_own_are_not_mixed() -> None:
+    def doubled(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * cross_entropy(outputs, targets)
+
+    data = federation(SIZES)
+    module = linear(data.shape, data.classes)
+    engine = make("batched", [Task(module, data), Task(module, data, loss=doubled)], Devices(), 0, "cpu")
+    single, double = engine.evaluate(engine.initial())
+    assert double.loss == pytest.approx(2 * single.loss)
+
+
+def test_test_parts_are_held_once() -> None:
+    data = federation(SIZES)
+    batched, _, models = pair([Task(linear, data), Task(network, data)])
+    batched.evaluate(models)
+    assert len(batched.plain.scorer.held) == 1
+    assert batched.plain.data[0][0] is batched.plain.data[1][0]
