@@ -20,7 +20,7 @@ from rota import rng, weights
 from rota.data.federation import Federation, Part
 from rota.engine import ENGINES, Batched, Devices, Engine, local, make
 from rota.engine.clock import step_flops
-from rota.engine.schedule import grid
+from rota.engine.schedule import Schedule, grid
 from rota.models import MODELS
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
@@ -235,6 +235,7 @@ def test_single_examples_are_left_out_for_batchnorm(examples: int, batch: int, s
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.4), nn.Dropout1d(0.4), nn.Dropout2d(0.4), nn.Dropout3d(0.4)])
 def test_addressed_dropout_keeps_the_mean_and_drops_as_often_as_asked(layer: nn.Module) -> None:
+    layer.train()
     x = torch.ones(200, 30, *[3] * {"Dropout1d": 1, "Dropout2d": 2, "Dropout3d": 3}.get(type(layer).__name__, 0))
     mode = local.Dropout(torch.tensor(3))
     with mode:
@@ -430,3 +431,29 @@ def test_padding_is_little_on_power_law_clients() -> None:
 @given(st.integers(1, 2000))
 def test_the_grid_holds_and_wastes_little(n: int) -> None:
     assert n <= grid(n) <= n * 1.125
+
+
+def test_a_stack_without_memory_is_halved(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernels: str) -> None:
+    if kernels == "native":
+        pytest.skip("the C library has no stacks")
+    task = Task(linear, federation([9, 23, 16, 40, 5]), batch=7)
+    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    assert isinstance(fast, Batched)
+    run, tried = fast._run, []
+
+    def small(f: int, width: int, todo: Schedule, *rest: object) -> object:
+        rows = todo.index.shape[1]
+        tried.append(rows)
+        if rows > 2:
+            raise torch.cuda.OutOfMemoryError("full")
+        return run(f, width, todo, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fast, "_run", small)
+    one, two = (collect(engine, plain.initial(), pairs([3, 1, 0, 2, 4])) for engine in (plain, fast))
+    for row in one:
+        torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
+    assert max(tried) > 2
+    assert "going on with 2 at a time" in capsys.readouterr().err
+    tried.clear()
+    collect(fast, plain.initial(), pairs([3, 1, 0, 2, 4]))
+    assert max(tried) <= 2, "the next round begins with what fits"

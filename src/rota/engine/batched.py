@@ -35,6 +35,8 @@ from rota.engine.trace import Unbatchable
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
+SAMPLE = 1024  # examples that a step is traced and tried on, where the data are not on the device
+
 
 @dataclass(frozen=True)
 class Family:
@@ -74,7 +76,10 @@ class Batched:
         out = []
         for models in together.values():
             task = self.tasks[models[0]]
-            steps = Steps(task, self.plain.modules[models[0]], *self.plain.data[models[0]], self.autocast)
+            x, y = self.plain.data[models[0]]
+            if x.device.type != self.device.type:  # they do not fit: a few will do to trace with
+                x, y = x[:SAMPLE].to(self.device), y[:SAMPLE].to(self.device)
+            steps = Steps(task, self.plain.modules[models[0]], x, y, self.autocast)
             width = int(widths(task, task.data.train.sizes).max())
             try:
                 library = self._library(steps, width)
@@ -162,17 +167,43 @@ class Batched:
     def _train(
         self, models: list[Weights], plan: Plan, f: int, rows: Array, width: int, now: int, correction: Correction | None
     ) -> list[Chunk]:
-        """Train one stack."""
+        """Train one stack; or, where the device has no memory for it, its halves."""
+        try:
+            return self._train_stack(models, plan, f, rows, width, now, correction)
+        except torch.cuda.OutOfMemoryError:
+            if len(rows) == 1:
+                raise
+            self.graphs = {key: graph for key, graph in self.graphs.items() if key[:2] != (f, width)}
+            self.most[f, width] = -(-len(rows) // 2)
+            print(f"rota: no memory for a stack of {len(rows)} rows: going on with {self.most[f, width]} at a time", file=sys.stderr)
+        torch.cuda.empty_cache()
+        halves = np.split(rows, [self.most[f, width]])
+        return [chunk for half in halves for chunk in self._train(models, plan, f, half, width, now, correction)]
+
+    def _examples(self, family: Family, clients: Array) -> tuple[Tensor, Tensor, Array]:
+        """The data on the device, and where in it each of these clients' examples begin: all data, or those of the clients."""
+        x, y = self.plain.data[family.models[0]]
+        part = family.steps.task.data.train
+        if x.device.type == self.device.type:
+            return x, y, part.offsets[clients]
+        places = np.concatenate([np.arange(*part.offsets[client : client + 2]) for client in clients])
+        first = np.concatenate([[0], np.cumsum(part.sizes[clients])[:-1]])
+        return x[places].to(self.device), y[places].to(self.device), first
+
+    def _train_stack(
+        self, models: list[Weights], plan: Plan, f: int, rows: Array, width: int, now: int, correction: Correction | None
+    ) -> list[Chunk]:
         family = self.families[f]
         task, least = family.steps.task, self.plain.least[family.models[0]]
-        todo = schedule(task, rows, plan, now, self.seed, least, width, self.device)
+        x, y, first = self._examples(family, plan.client[rows])
+        todo = schedule(task, rows, first, plan, now, self.seed, least, width, self.device)
         present, of = np.unique(plan.model[rows], return_inverse=True)
         member = torch.as_tensor(of, device=self.device)
         theta, buffers = (torch.stack([models[m][i] for m in present])[member] for i in range(2))
         rates = np.array([self.tasks[m].lr_at(now) for m in present])[of]
         rate = torch.as_tensor(rates, device=self.device, dtype=family.steps.dtype)
         shift = None if correction is None else correction(rows)
-        stack = self._run(f, width, todo, theta, buffers, rate, shift)
+        stack = self._run(f, width, todo, x, y, theta, buffers, rate, shift)
         sizes = active(todo.steps.tolist())
         with self.counting:
             self.slots += width * sum(sizes)
@@ -206,16 +237,18 @@ class Batched:
         results = (result.update, result.buffers, result.loss, examples)
         return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in present.tolist()]
 
-    def _run(self, f: int, width: int, todo: Schedule, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> Stack:
+    def _run(
+        self, f: int, width: int, todo: Schedule, x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None
+    ) -> Stack:
         """All steps of one stack."""
         steps = self.families[f].steps
         fused = steps.plain and shift is None
         number, rows = todo.index.shape[:2]
         if self.device.type == "cuda":
             held = self.graphs.get((f, width, fused))
-            if held is None or held.stack.rows < rows or len(held.index) < number:
-                held = self.graphs[f, width, fused] = GraphStack(steps, rows, width, fused, number, steps.x, steps.y)
-            held.run(todo, theta, buffers, rate, shift)
+            if held is None or held.stack.rows < rows or len(held.index) < number or len(held.x) < len(x):
+                held = self.graphs[f, width, fused] = GraphStack(steps, rows, width, fused, number, x, y)
+            held.run(todo, x, y, theta, buffers, rate, shift)
             return held.stack
         stack = Stack(steps, rows, width, fused)
         stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps), rate, shift)
@@ -223,7 +256,7 @@ class Batched:
         with torch.inference_mode():
             for t, size in enumerate(active(todo.steps.tolist())):
                 batch = todo.index[t, :size]
-                stack.advance(size, steps.x[batch], steps.y[batch], weight[t, :size])
+                stack.advance(size, x[batch], y[batch], weight[t, :size])
         return stack
 
     def _chunk(

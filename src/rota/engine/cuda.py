@@ -44,9 +44,12 @@ class GraphStack:
         with torch.cuda.graph(self.graphs[rows], pool=self.pool):
             self._step(rows)
 
-    def run(self, todo: Schedule, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> None:
+    def run(self, todo: Schedule, x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> None:
         """Train rows from `theta` on; the results are in `stack`. There may be fewer rows and steps than there is room for."""
         number, rows = todo.index.shape[:2]
+        if x is not self.x:  # data that do not fit the GPU: those of these rows, in the place of the last ones
+            self.x[: len(x)].copy_(x)
+            self.y[: len(y)].copy_(y)
         sizes = active(todo.steps.tolist())
         for size in set(sizes):
             self._capture(size)

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rota import rng
-from rota.data.federation import Array
+from rota.data.federation import Array, Part
 from rota.plan import Task
 
 DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders
+
+FILLED = 0.4  # the share of a GPU's free memory that the clients' data may take
 
 TOO_FEW = "a single example, and the model normalises over the batch"
 
@@ -109,11 +111,18 @@ def uses_dropout(module: nn.Module, x: Tensor) -> bool:
     return probe.calls > 0
 
 
+def on_device(part: Part, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A part's examples on the device; or where they are, if they would fill it: what a chunk needs is then sent as it comes up."""
+    if device.type == "cuda" and part.x.nbytes + part.y.nbytes > FILLED * torch.cuda.mem_get_info(device)[0]:
+        return part.x, part.y
+    return part.x.to(device), part.y.to(device)
+
+
 def smallest_batch(module: nn.Module, x: Tensor) -> int:
-    """1, or 2 where the module normalises over the batch and refuses to train on a single example (BatchNorm1d)."""
+    """For a single example x: 1, or 2 where the module normalises over the batch and refuses to train on a single example (BatchNorm1d)."""
     try:
         with torch.no_grad():
-            copy.deepcopy(module).train()(x[:1])
+            copy.deepcopy(module).train()(x)
     except ValueError:
         return 2
     return 1

@@ -17,7 +17,7 @@ from rota.plan import Plan, Task
 class Schedule:
     """What the rows of a chunk do, step by step: rows are ordered so that those with more steps come first.
 
-    `index` [steps, rows, width] are rows of the task's packed data, `weight` 1 / (examples in the batch) or 0 for padding, and
+    `index` [steps, rows, width] are places among the examples at hand, `weight` 1 / (examples in the batch) or 0 for padding, and
     `steps` [rows] how many steps each row has.
     """
 
@@ -28,8 +28,12 @@ class Schedule:
     key: Tensor
 
 
-def schedule(task: Task, plan_rows: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device) -> Schedule:
-    """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first."""
+def schedule(
+    task: Task, plan_rows: Array, first: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device
+) -> Schedule:
+    """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first; row r's examples begin at
+    first[r] of those at hand.
+    """
     clients = plan.client[plan_rows]
     key = row_keys(seed, now, clients, plan.model[plan_rows], device)
     sizes = task.data.train.sizes[clients]
@@ -51,7 +55,7 @@ def schedule(task: Task, plan_rows: Array, plan: Plan, now: int, seed: int, leas
         order = torch.argsort(torch.where(position < count[:, None], words, torch.iinfo(torch.int64).max), dim=1, stable=True)
         picked = order.gather(1, place.clamp(max=longest - 1).flatten(1)).view(place.shape)
         pieces.append(torch.where(real, picked, 0))
-    start = torch.as_tensor(task.data.train.offsets[clients], device=device)
+    start = torch.as_tensor(first, device=device)
     index, real = _join(pieces, per_epoch, steps, device), _join([real] * epochs, per_epoch, steps, device)
     number = real.sum(-1, keepdim=True)
     examples = number.sum(dim=(0, 2)).cpu().numpy()

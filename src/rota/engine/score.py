@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from rota import weights
 from rota.data.federation import Array, Federation
+from rota.engine import local
 from rota.plan import Task
 from rota.weights import Weights
 
@@ -67,14 +68,15 @@ class Scorer:
     def _score(self, which: list[int], measure: Measure) -> list[Score]:
         data = self.tasks[which[0]].data
         x, y = self._test(data)
-        pieces = [measure(x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, len(y), BATCH)]
+        parts = ((part[start : start + BATCH].to(self.device) for part in (x, y)) for start in range(0, len(y), BATCH))
+        pieces = [measure(*part) for part in parts]
         loss, hits = (torch.cat(side, dim=1).double().cpu().numpy() for side in zip(*pieces, strict=True))
         clients = [None if data.shared_test else _by_client(data, each) for each in hits]
         return [Score(float(a.mean()), float(b.mean()), own) for a, b, own in zip(loss, hits, clients, strict=True)]
 
     def _test(self, data: Federation) -> tuple[Tensor, Tensor]:
         if id(data) not in self.held:
-            self.held[id(data)] = data.test.x.to(self.device), data.test.y.to(self.device)
+            self.held[id(data)] = local.on_device(data.test, self.device)
         return self.held[id(data)]
 
     def _plain(self, s: int, model: Weights) -> Measure:
@@ -106,7 +108,7 @@ class Scorer:
         if len(which) == 1:
             return False
         if kind not in self.stacks:
-            x, y = (part[:8] for part in self._test(self.tasks[which[0]].data))
+            x, y = (part[:8].to(self.device) for part in self._test(self.tasks[which[0]].data))
             slow = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.modules[which[0]].modules())
             self.stacks[kind] = not slow and self._agree(which[:2], models, x, y)
         return self.stacks[kind]

@@ -30,11 +30,11 @@ class Sequential:
         self.modules = [task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)]
         self.counters = [[(b, b.clone()) for b in module.buffers() if not b.is_floating_point()] for module in self.modules]
         self.start = [weights.read(module) for module in self.modules]  # the modules themselves are worked with
-        held = {id(task.data): (task.data.train.x.to(device), task.data.train.y.to(device)) for task in tasks}
+        held = {id(task.data): local.on_device(task.data.train, device) for task in tasks}
         self.data = [held[id(task.data)] for task in tasks]
         self.scorer = Scorer(tasks, self.modules, device)
-        self.dropout = [local.uses_dropout(m, x[:2]) for m, (x, _) in zip(self.modules, self.data, strict=True)]
-        self.least = [local.smallest_batch(m, x) for m, (x, _) in zip(self.modules, self.data, strict=True)]
+        self.dropout = [local.uses_dropout(m, x[:2].to(device)) for m, (x, _) in zip(self.modules, self.data, strict=True)]
+        self.least = [local.smallest_batch(m, x[:1].to(device)) for m, (x, _) in zip(self.modules, self.data, strict=True)]
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
@@ -68,7 +68,7 @@ class Sequential:
         """One client's local training: the model it ends with, its mean loss, the examples it processed, and why it failed if it did."""
         task, module = self.tasks[model], self.modules[model]
         rows = slice(*task.data.train.offsets[client : client + 2].tolist())
-        x, y = self.data[model][0][rows], self.data[model][1][rows]
+        x, y = (part[rows].to(self.device) for part in self.data[model])
         weights.load(module, start)
         for counter, beginning in self.counters[model]:  # BatchNorm counts its batches: each row anew
             counter.copy_(beginning)

@@ -50,10 +50,9 @@ class Instruction(ctypes.Structure):
 
 @dataclass(eq=False)
 class Block:
-    """A piece of the arena. `life` is the instructions that use it, the first and the last."""
+    """A piece of the arena."""
 
     size: int
-    life: tuple[int, int] | None = None
     offset: int = 0
 
 
@@ -166,20 +165,24 @@ class Writer:
         return self.new(shape)
 
     def finish(self) -> Program:
-        """Places in the arena: each piece at the lowest address that is free for its whole life."""
+        """Places in the arena: each piece at the first gap that is large enough when it is first used, until it was last used."""
+        lives: dict[Block, list[int]] = {}
         for now, (_, operands) in enumerate(self.code):
             for place in operands:
                 if place is not None and place.block is not None:
-                    place.block.life = (place.block.life[0] if place.block.life else now, now)
-        blocks = {place.block: None for _, operands in self.code for place in operands if place is not None and place.block is not None}
-        placed: list[Block] = []
-        for block in sorted(blocks, key=lambda b: -b.size):
-            busy = sorted((b.offset, b.offset + b.size) for b in placed if _meet(b.life, block.life))
-            for start, end in busy:
-                if block.offset + block.size <= start:
-                    break
-                block.offset = max(block.offset, -(-end // 64) * 64)
-            placed.append(block)
+                    lives.setdefault(place.block, [now, now])[1] = now
+        begin: dict[int, list[Block]] = {}
+        for block, (first, _) in lives.items():
+            begin.setdefault(first, []).append(block)
+        alive: list[Block] = []  # in the order of their offsets
+        for now in range(len(self.code)):
+            alive = [block for block in alive if lives[block][1] >= now]
+            for block in begin.get(now, ()):
+                where = 0
+                while where < len(alive) and block.offset + block.size > alive[where].offset:
+                    block.offset = -(-(alive[where].offset + alive[where].size) // 64) * 64
+                    where += 1
+                alive.insert(where, block)
         for instruction, operands in self.code:
             for slot, place in zip(instruction.at, operands, strict=False):
                 if place is not None:
@@ -190,12 +193,8 @@ class Writer:
                 assert scratch.block is not None
                 instruction.extra[13] = scratch.block.offset
         code = (Instruction * len(self.code))(*(instruction for instruction, _ in self.code))
-        arena = max((b.offset + b.size for b in blocks), default=0)
+        arena = max((block.offset + block.size for block in lives), default=0)
         return Program(code, arena, bytes(self.constants))
-
-
-def _meet(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
-    return one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
 
 
 def _dense(like: Tensor) -> torch.memory_format:
