@@ -165,6 +165,32 @@ def test_json_is_what_the_contract_says(name: str, tmp_path: Path) -> None:
     page = json.loads((tmp_path / "out.json").read_text())
     assert page["results"] == rows
     assert page.keys() >= {"date", "machine", "versions", "work", "rates", "floors"}
+    assert page["finished"]
+
+
+def test_a_bench_that_is_stopped_has_written_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def play(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:  # noqa: ARG001
+        if out.exists():
+            seen.append([row["system"] for row in json.loads(out.read_text())["results"]])
+        if system.name == "torch-loop":
+            raise KeyboardInterrupt
+        return {"seconds": [2.0, 2.0], "accuracy": 0.5, "loss": 1.0, "version": "1"}
+
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(bench, "run", play)
+    with pytest.raises(KeyboardInterrupt):
+        bench.bench("2nn", device="cpu", peers=[PEERS["torch-loop"]], rounds=2, out=out, say=lambda _: None)
+    assert seen == [["rota-sequential"], ["rota-sequential", "rota-batched"]]
+    page = json.loads(out.read_text())
+    assert not page["finished"]
+    assert [(row["system"], row["seconds_per_round"], row["ratio"]) for row in page["results"]] == [
+        ("rota-sequential", 2.0, 1.0),
+        ("rota-batched", 2.0, 1.0),
+    ]
+    assert page["results"][0]["floor_seconds"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_the_table_has_a_line_a_system_and_the_floors(monkeypatch: pytest.MonkeyPatch) -> None:

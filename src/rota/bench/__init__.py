@@ -46,6 +46,7 @@ class Result:
     size: Size | None = None
     rates: Rates | None = None
     floors: Floors | None = None
+    finished: bool = True
 
 
 @dataclass
@@ -86,8 +87,16 @@ def chosen(words: str) -> list[System]:
     return [PEERS[word] for word in words.split(",")]
 
 
-def bench(name: str, *, device: str = "auto", peers: list[System], rounds: int | None = None, say: Callable[[str], None]) -> Result:
-    """Measure one work. `rounds` are the measured rounds of one pass."""
+def bench(
+    name: str,
+    *,
+    device: str = "auto",
+    peers: list[System],
+    rounds: int | None = None,
+    out: Path | None = None,
+    say: Callable[[str], None],
+) -> Result:
+    """Measure one work. `rounds` are the measured rounds of one pass; what is known is written to `out` after every system's run."""
     if name not in names():
         raise BadInput(f"unknown work '{name}': {did_you_mean(name, names())}")
     if rounds is not None and rounds < 1:
@@ -97,11 +106,15 @@ def bench(name: str, *, device: str = "auto", peers: list[System], rounds: int |
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
     if name == "growth":
-        return Result(name, growth.measure(device, rounds or 20, say))
-    return _compare(WORKS[name], device, [*OWN, *peers], rounds, say)
+        result = Result(name, growth.measure(device, rounds or 20, say))
+    else:
+        result = _compare(WORKS[name], device, [*OWN, *peers], rounds, out, say)
+    if out:
+        write(result, out)
+    return result
 
 
-def _compare(work: Work, device: str, systems: list[System], rounds: int | None, say: Callable[[str], None]) -> Result:
+def _compare(work: Work, device: str, systems: list[System], rounds: int | None, out: Path | None, say: Callable[[str], None]) -> Result:
     tallies = {system.name: _ready(system, device) for system in systems}
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as place:
         folder = Path(place)
@@ -115,14 +128,12 @@ def _compare(work: Work, device: str, systems: list[System], rounds: int | None,
                 for way in ways(system, device, work.model) if turn == 0 else tally.contenders():
                     say(f"{work.name}: {system.name}, {way.how} ({turn + 1}/{PASSES})")
                     _add(tally, system, way, folder, device)
+                    if out:  # the machine is probed at the end, when no system needs its memory
+                        write(Result(work.name, _rows(work, size, None, device, tallies), size, finished=False), out)
     say(f"{work.name}: probing the machine")
     rates = probe(device)
     least = lowest(size, rates)
-    rows = [_row(work, size, least, device, name, tally) for name, tally in tallies.items()]
-    ours = next(row["seconds_per_round"] for row in rows if row["system"] == "rota-batched")
-    for row in rows:
-        row["ratio"] = row["seconds_per_round"] / ours if ours and row["seconds_per_round"] else None
-    return Result(work.name, rows, size, rates, least)
+    return Result(work.name, _rows(work, size, least, device, tallies), size, rates, least)
 
 
 def _ready(system: System, device: str) -> Tally:
@@ -149,7 +160,16 @@ def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> N
     tally.version = found["version"]
 
 
-def _row(work: Work, size: Size, least: Floors, device: str, name: str, tally: Tally) -> Row:
+def _rows(work: Work, size: Size, least: Floors | None, device: str, tallies: dict[str, Tally]) -> list[Row]:
+    """A row for every system that has run or cannot."""
+    rows = [_row(work, size, least, device, name, tally) for name, tally in tallies.items() if tally.seconds or tally.skipped]
+    ours = next((row["seconds_per_round"] for row in rows if row["system"] == "rota-batched"), None)
+    for row in rows:
+        row["ratio"] = row["seconds_per_round"] / ours if ours and row["seconds_per_round"] else None
+    return rows
+
+
+def _row(work: Work, size: Size, least: Floors | None, device: str, name: str, tally: Tally) -> Row:
     row: Row = {"work": work.name, "system": name, "device": device, "seconds_per_round": None, "accuracy": None}
     row |= {"data": size.data, "client_steps_per_round": float(np.median(size.steps))}
     if tally.skipped:
@@ -162,8 +182,8 @@ def _row(work: Work, size: Size, least: Floors, device: str, name: str, tally: T
         **row,
         "loss": _mean(tally.loss),
         "microseconds_per_client_step": float(np.median(seconds / steps)) * 1e6,
-        "floor_seconds": least.seconds,
-        "share_of_floor": least.seconds / row["seconds_per_round"],
+        "floor_seconds": least.seconds if least else None,
+        "share_of_floor": least.seconds / row["seconds_per_round"] if least else None,
         "rounds": len(seconds),
         "how": tally.best.how,
         "ways": {way.how: median for way, median in tally.medians.items()},
@@ -214,7 +234,7 @@ def _growth_table(result: Result) -> list[str]:
 
 
 def write(result: Result, path: Path) -> None:
-    """The result with the machine, the date and the versions, as JSON."""
+    """The result with the machine, the date and the versions, as JSON: a whole file at any time."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     page = {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -223,9 +243,12 @@ def write(result: Result, path: Path) -> None:
         "work": result.work,
         "rates": asdict(result.rates) if result.rates else None,
         "floors": asdict(result.floors) if result.floors else None,
+        "finished": result.finished,
         "results": result.rows,
     }
-    path.write_text(json.dumps(page, indent=1) + "\n")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(page, indent=1) + "\n")
+    draft.replace(path)
 
 
 def processor() -> str:

@@ -17,18 +17,21 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--peers", default="all", help=f"all, none, or some of {','.join(bench.PEERS)}")
     parser.add_argument("--rounds", type=int, help="measured rounds of each of the two passes")
-    parser.add_argument("--out", type=Path, help="a file for the results, the machine and the versions")
+    parser.add_argument("--out", type=Path, help="a file for the results, the machine and the versions; written after every run")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     try:
         peers = bench.chosen(given.peers)
         result = bench.bench(
-            given.work, device=given.device, peers=peers, rounds=given.rounds, say=lambda text: print(text, file=sys.stderr)
+            given.work,
+            device=given.device,
+            peers=peers,
+            rounds=given.rounds,
+            out=given.out,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
         )
     except BadInput as mistake:
         parser.error(str(mistake))
-    if given.out:
-        bench.write(result, given.out)
     print(json.dumps(result.rows) if given.json else "\n".join(bench.table(result)))
 
 

@@ -31,8 +31,8 @@ class Timed:
     inner: Sampler
     seconds: list[float] = field(default_factory=list)
 
-    def init(self, shares: Array) -> State:
-        return self.inner.init(shares)
+    def init(self, shares: Array, rounds: int) -> State:
+        return self.inner.init(shares, rounds)
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         began = time.perf_counter()
@@ -40,9 +40,9 @@ class Timed:
         self.seconds.append(time.perf_counter() - began)
         return plan
 
-    def observe(self, state: State, plan: Plan, seen: Seen) -> State:
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         began = time.perf_counter()
-        state = self.inner.observe(state, plan, seen)
+        state = self.inner.observe(state, shares, plan, seen)
         self.seconds[-1] += time.perf_counter() - began
         return state
 

@@ -64,7 +64,7 @@ def ways(system: System, device: str, model: str) -> list[Way]:
         return [Way(way.how, f"sequential {way.argument}") for way in threads]
     if system.name == "rota-batched":
         if device == "cpu":
-            return [Way(f"stacks, {cores()} at a time", "batched")]
+            return [Way(f"{cores()} clients at a time", "batched")]
         return [Way(f"stacks in CUDA graphs, {precision}", f"batched {precision}") for precision in ("fp32", "tf32")]
     if system.name == "torch-loop":
         return threads

@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from rota.errors import BadInput, did_you_mean
+from rota.reproduce import fedavg_cells
 from rota.reproduce.chart import Chart, Line
+from rota.reproduce.fedavg_table1 import fedavg_table1
 from rota.reproduce.gd_bound import gd_bound
-from rota.reproduce.result import Result, Row, over_seeds, write_page
+from rota.reproduce.result import Result, Row, over_seeds, table, write_page
 
-__all__ = ["REPRODUCTIONS", "Chart", "Line", "Result", "Row", "over_seeds", "run", "write_page"]
+__all__ = [
+    "REPRODUCTIONS",
+    "Chart",
+    "Line",
+    "Result",
+    "Row",
+    "check",
+    "estimate",
+    "is_short",
+    "names",
+    "over_seeds",
+    "run",
+    "table",
+    "write_page",
+]
 
-REPRODUCTIONS: dict[str, Callable[[bool], Result]] = {"gd-bound": gd_bound}
-"""Name -> function of `quick` (a short version that shows the way, not the paper's scale). Its docstring's first line is the summary."""
+REPRODUCTIONS: dict[str, Callable[..., Result]] = {"gd-bound": gd_bound, "fedavg-table1": fedavg_table1}
+"""Name -> function of `quick` (a short version that shows the way, not the paper's scale). Its docstring's first line is the summary.
+
+A function may take, by name, `out` (the folder of its results, where it can keep finished parts), `say` (for lines of progress), and any of
+the options `only`, `minutes`, `device` and `precision`.
+"""
+ESTIMATES: dict[str, Callable[[str | None], list[str]]] = {"fedavg-table1": fedavg_cells.estimate}
+"""Name -> function of `only` that says in lines how much work it is."""
 
 
-def run(name: str, quick: bool = False) -> Result:
-    """Run one reproduction by name."""
+def names() -> dict[str, str]:
+    """The reproductions, and a sentence on each."""
+    return {name: (inspect.getdoc(function) or "").partition("\n")[0] for name, function in REPRODUCTIONS.items()}
+
+
+def check(name: str, options: dict[str, Any]) -> None:
+    """Refuse an unknown reproduction, and options that it does not take (None: not given)."""
     if name not in REPRODUCTIONS:
         raise BadInput(f"unknown reproduction '{name}': {did_you_mean(name, REPRODUCTIONS)}")
-    return REPRODUCTIONS[name](quick)
+    for option, value in options.items():
+        if value is not None and not _takes(name, option):
+            raise BadInput(f"--{option} is not for {name}: leave it out")
+
+
+def estimate(name: str, only: str | None = None) -> list[str]:
+    """How much work a reproduction is, as lines."""
+    check(name, {})
+    if name not in ESTIMATES:
+        raise BadInput(f"--estimate is not for {name}, which is short: leave it out")
+    return ESTIMATES[name](only)
+
+
+def run(name: str, quick: bool = False, out: Path | None = None, say: Callable[[str], None] | None = None, **options: Any) -> Result:
+    """Run one reproduction by name; `options` are those that it takes (None: not given)."""
+    check(name, options)
+    given = {"out": out, "say": say, **options}
+    return REPRODUCTIONS[name](quick, **{key: value for key, value in given.items() if value is not None and _takes(name, key)})
+
+
+def is_short(name: str) -> bool:
+    """Whether it says nothing while it runs."""
+    return not _takes(name, "say")
+
+
+def _takes(name: str, option: str) -> bool:
+    return option in inspect.signature(REPRODUCTIONS[name]).parameters

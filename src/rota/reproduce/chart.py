@@ -72,8 +72,9 @@ def ticks(values: list[float]) -> list[float]:
     """About six round numbers (1, 2 or 5 times a power of ten apart) that span the values."""
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
-    if high - low <= 1e-9 * largest or largest == 0:  # a flat line still needs a span
-        low, high = low - (largest or 1) / 2, high + (largest or 1) / 2
+    if high - low <= 1e-9 * largest or largest < 1e-300:  # a flat line still needs a span, and so does one too small for logarithms
+        span = largest if largest >= 1e-300 else 1.0
+        low, high = low - span / 2, high + span / 2
     rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)

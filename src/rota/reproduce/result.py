@@ -51,6 +51,17 @@ class Result:
         return all(self.checks.values())
 
 
+def table(result: Result) -> list[str]:
+    """The result for people: a line a quantity, and whether each claim held."""
+    columns = ("paper", "measured", "low", "high", "seeds")
+    lines = ["".join(f"{column:>10}" for column in columns) + "  quantity"]
+    for row in result.rows:
+        values = dict(row)
+        numbers = ("-" if values[column] is None else f"{values[column]:.4g}" for column in columns)
+        lines.append("".join(f"{number:>10}" for number in numbers) + f"  {row['quantity']}")
+    return lines + [f"{'yes' if held else 'NO'}: {claim}" for claim, held in result.checks.items()]
+
+
 def write_page(result: Result, folder: Path | str) -> Path:
     """Write NAME.md and its charts (NAME-CHART.svg) into a folder; the page's path."""
     folder = Path(folder)

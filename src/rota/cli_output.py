@@ -1,0 +1,40 @@
+"""What the commands print: results to standard output; and how an end before the end is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def print_line(text: str) -> None:
+    """A line of results. A reader that has seen enough (`rota list | head -1`) is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_json(value: Any) -> None:
+    from rota.record import finite
+
+    print_line(json.dumps(finite(value), allow_nan=False))
+
+
+class Stopped(Exception):
+    """A run ended before its last round: the exit status, what happened, and the command that goes on with it, if it had begun."""
+
+    def __init__(self, status: int, what: str, again: str | None) -> None:
+        super().__init__(what)
+        self.status = status
+        self.again = again
+
+
+def what_and_where(error: BaseException) -> str:
+    """An unforeseen error in one line, with the place in the code that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' * bool(words)}{words} ({Path(place.filename).name}, line {place.lineno})"
