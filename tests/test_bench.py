@@ -23,6 +23,7 @@ import torch
 from rota import bench, cli
 from rota.bench import environment, floors, growth, systems, works
 from rota.bench.environment import Skip
+from rota.bench.page import page
 from rota.bench.peers import work as shared
 from rota.bench.systems import OWN, PEERS, System, Way
 from rota.bench.works import WORKS, Work
@@ -194,7 +195,7 @@ def test_a_bench_that_is_stopped_has_written_what_it_knew(tmp_path: Path, monkey
 
 
 def test_the_table_has_a_line_a_system_and_the_floors(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, {"1 thread": 3.0, "stacks, 1 at a time": 2.0})
+    pretend(monkeypatch, {"1 thread": 3.0, "1 clients at a time": 2.0})
     status, out, err = call("2nn", "--peers", "torch-loop,flower", "--device", "cpu", "--rounds", 2)
     lines = out.splitlines()
     assert status == 0, err
@@ -258,7 +259,7 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
     status, out, err = call("growth", "--json", "--rounds", 2, "--device", "cpu")
     rows = json.loads(out)
     assert status == 0, err
-    assert [(row["clients"], row["cohort"]) for row in rows] == [(5, 2), (20, 2), (20, 1), (20, 3)]
+    assert [(row["clients"], row["cohort"]) for row in rows] == [(5, 2), (20, 2), (20, 3), (20, 1), (20, 3)]
     for row in rows:
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]
@@ -274,11 +275,11 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(monkeypatch:
     monkeypatch.setattr(environment, "install", offline)
     monkeypatch.setattr(environment, "imports", lambda *_: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tried = pretend(monkeypatch, {"1 thread": 3.0, "stacks, 1 at a time": 2.0})
+    tried = pretend(monkeypatch, {"1 thread": 3.0, "1 clients at a time": 2.0})
     result = bench.bench("2nn", device="cpu", peers=[PEERS["pfl"]], rounds=1, say=lambda _: None)
     row = result.rows[-1]
     assert row["system"] == "pfl"
-    assert tried == ["1 thread", "stacks, 1 at a time"]
+    assert tried == ["1 thread", "1 clients at a time"]
     assert row.keys() >= COLUMNS
     assert row["seconds_per_round"] is row["accuracy"] is row["ratio"] is None
     assert row["skipped"].startswith("it cannot be installed here: no index has")
@@ -353,7 +354,17 @@ def test_the_fastest_way_counts_and_a_broken_one_does_not(monkeypatch: pytest.Mo
     assert tried == ["broken", "slow", "fair", "fast"] * 2 + ["fair", "fast"] * 2  # the second pass leaves the slow one out
     for row in result.rows:
         assert (row["how"], row["seconds_per_round"], row["rounds"]) == ("fast", 1.0, 4)
-        assert row["ways"] == {"slow": 2.0, "fair": 1.2, "fast": 1.0}
+        assert {how: way["seconds_per_round"] for how, way in row["ways"].items()} == {"slow": 2.0, "fair": 1.2, "fast": 1.0}
+
+
+def test_the_page_of_kept_results_has_every_way_of_every_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend(monkeypatch, {"slow": 2.0, "fast": 1.0})
+    monkeypatch.setattr(bench, "ways", lambda *_: [Way(how) for how in ("slow", "fast")])
+    bench.bench("2nn", device="cpu", peers=[], rounds=2, out=tmp_path / "one.json", say=lambda _: None)
+    lines = [line for line in page(tmp_path).splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[:4] for line in lines[1:3]] == [["| rota-sequential", "fast", "1000", "1.00"], ["| ", "slow", "2000", "2.00"]]
+    assert len(lines) == 1 + 2 * 2
+    assert all("50.00%" in line for line in lines[1:])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

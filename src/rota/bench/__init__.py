@@ -51,11 +51,11 @@ class Result:
 
 @dataclass
 class Tally:
-    """What a system's runs gave: the measured rounds' seconds by way, and the models' scores."""
+    """What a system's runs gave, by way: the measured rounds' seconds, and the models' scores after them."""
 
     seconds: dict[Way, list[float]] = field(default_factory=dict)
-    accuracy: list[float] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
+    accuracy: dict[Way, list[float]] = field(default_factory=dict)
+    loss: dict[Way, list[float]] = field(default_factory=dict)
     version: str = ""
     skipped: str = ""
 
@@ -155,8 +155,8 @@ def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> N
         return
     tally.skipped = ""
     tally.seconds.setdefault(way, []).extend(found["seconds"])
-    tally.accuracy.append(found["accuracy"])
-    tally.loss.append(found["loss"])
+    tally.accuracy.setdefault(way, []).append(found["accuracy"])
+    tally.loss.setdefault(way, []).append(found["loss"])
     tally.version = found["version"]
 
 
@@ -177,16 +177,19 @@ def _row(work: Work, size: Size, least: Floors | None, device: str, name: str, t
     seconds = np.array(tally.seconds[tally.best])
     steps = np.resize(size.steps, len(seconds))  # the passes have the same cohorts
     row["seconds_per_round"] = float(np.median(seconds))
-    row["accuracy"] = _mean(tally.accuracy)
+    row["accuracy"] = _mean(tally.accuracy[tally.best])
     return {
         **row,
-        "loss": _mean(tally.loss),
+        "loss": _mean(tally.loss[tally.best]),
         "microseconds_per_client_step": float(np.median(seconds / steps)) * 1e6,
         "floor_seconds": least.seconds if least else None,
         "share_of_floor": least.seconds / row["seconds_per_round"] if least else None,
         "rounds": len(seconds),
         "how": tally.best.how,
-        "ways": {way.how: median for way, median in tally.medians.items()},
+        "ways": {
+            way.how: {"seconds_per_round": median, "accuracy": _mean(tally.accuracy[way]), "loss": _mean(tally.loss[way])}
+            for way, median in tally.medians.items()
+        },
         "version": tally.version,
     }
 

@@ -1,0 +1,75 @@
+"""`python -m rota.bench.page FOLDER`: the results that are kept in a folder, as a page of tables (FOLDER/README.md)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+TITLE = """# Results
+
+Written by `python -m rota.bench.page benchmarks/results` from the files here, which `rota bench WORK --out FILE` wrote
+([how to read them](../README.md)).
+A ratio is a system's time over rota-batched's in the same run. Where a system was tried in several ways (precisions, threads), each is a
+line of its own with the accuracy that its model had in the end; the fastest counts, and is first.
+"""
+
+
+def page(folder: Path) -> str:
+    """All results of a folder."""
+    parts = [TITLE]
+    for path in sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text())
+        machine, versions = found["machine"], found["versions"]
+        where = (
+            machine["gpu"]
+            if any(row["device"] == "cuda" for row in found["results"])
+            else f"{machine['cores']} cores of {machine['processor']}"
+        )
+        parts.append(f"## {found['work']}, {where}\n")
+        parts.append("\n".join(_growth(found) if found["work"] == "growth" else _work(found)))
+        unfinished = "" if found.get("finished", True) else " The run was stopped before its end."
+        parts.append(
+            f"\n[{path.name}]({path.name}), {found['date']}, torch {versions['torch']}, Python {versions['python']}.{unfinished}\n"
+        )
+    return "\n".join(parts)
+
+
+def _work(found: dict[str, Any]) -> list[str]:
+    ours = next((row["seconds_per_round"] for row in found["results"] if row["system"] == "rota-batched"), None)
+    lines = [
+        "| system | how | ms a round | ratio | µs a client step | share of the floor | accuracy |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["results"]:
+        if "skipped" in row:
+            lines.append(f"| {row['system']} | skipped: {row['skipped']} | | | | | |")
+            continue
+        ways = row["ways"]
+        for how in sorted(ways, key=lambda how: ways[how]["seconds_per_round"]):
+            way, best = ways[how], how == row["how"]
+            seconds, step = way["seconds_per_round"], way["seconds_per_round"] / row["client_steps_per_round"] * 1e6
+            floor = f"{row['floor_seconds'] / seconds:.1%}" if row["floor_seconds"] else "–"
+            ratio = f"{seconds / ours:.2f}" if ours else "–"
+            accuracy = "diverged" if way["accuracy"] is None else f"{way['accuracy']:.2%}"
+            name = row["system"] if best else ""
+            lines.append(f"| {name} | {how} | {seconds * 1e3:.4g} | {ratio} | {step:.4g} | {floor} | {accuracy} |")
+    return [*lines, "", f"Data: {found['results'][0]['data']}."]
+
+
+def _growth(found: dict[str, Any]) -> list[str]:
+    lines = ["| clients | cohort | ms a round | of it the server's | sampler |", "|---:|---:|---:|---:|---|"]
+    for row in found["results"]:
+        server = f"{row['server_seconds_per_round'] * 1e3:.3g}"
+        lines.append(f"| {row['clients']:,} | {row['cohort']:,} | {row['seconds_per_round'] * 1e3:.4g} | {server} | {row['sampler']} |")
+    return lines
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "benchmarks/results")
+    (folder / "README.md").write_text(page(folder))
+
+
+if __name__ == "__main__":
+    main()
