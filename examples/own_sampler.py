@@ -3,16 +3,16 @@ import rota
 
 
 class Movers:
-    def init(self, shares):  # shares[s, i]: how much of model s's data client i has
+    def init(self, shares, rounds):  # shares[s, i]: how much of model s's data client i has
         return {"score": shares}
 
     def draw(self, state, shares, generator):
         p = 5 * state["score"] / state["score"].sum()
         return rota.sampling.draw.independent(p.clip(0.1, 1) * (shares > 0), shares, generator)
 
-    def observe(self, state, plan, seen):  # the score is share * norm of the update
-        score, ok = state["score"].copy(), seen.ok
-        score[plan.model[ok], plan.client[ok]] = (plan.probability * plan.weight * seen.norm)[ok]
+    def observe(self, state, shares, plan, seen):  # the score is share * norm of the update
+        score, drawn = state["score"].copy(), (plan.model[seen.ok], plan.client[seen.ok])
+        score[drawn] = shares[drawn] * seen.norm[seen.ok]
         return {"score": score}
 
 

@@ -19,13 +19,13 @@ import pytest
 
 from rota import cli, recipe, registry, reproduce
 from rota.data import _NEEDED as NEEDS_FILES
-from rota.engine import ENGINES, Devices
+from rota.engine import ENGINES
 from rota.record import columns
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN = ["README.md", "docs/recipes.md"]
+RUN = ["README.md", "docs/recipes.md", "docs/samplers.md"]
 """Pages that are run from top to bottom."""
 README = (ROOT / "README.md").read_text()
 ROUNDS = 2
@@ -179,8 +179,10 @@ def test_every_command_is_in_the_readme() -> None:
 
 def test_every_key_of_a_recipe_is_explained() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
-    keys = {*recipe.TOP, *recipe.WORK, *recipe.PARTS, *recipe.SIZES, *(each.name for each in fields(Devices))}
-    missing = {key for key in keys if f"`{key}`" not in page} | {key for key in recipe.POLICIES if f"`[{key}]`" not in page}
+    keys = {*recipe.TOP, *recipe.WORK, *recipe.PARTS, *recipe.SIZES}
+    keys |= {each.name for world in recipe.WORLD.values() for each in fields(world)}
+    missing = {key for key in keys if f"`{key}`" not in page}
+    missing |= {key for key in (*recipe.POLICIES, *recipe.WORLD) if f"`[{key}]`" not in page}
     assert not missing
 
 

@@ -67,7 +67,7 @@ class Watching:
 
     clients: tuple[int, ...]
 
-    def init(self, shares: np.ndarray) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:  # noqa: ARG002
         return {"norm": np.zeros(len(self.clients)), "failed": np.zeros(len(self.clients))}
 
     def draw(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Plan:  # noqa: ARG002
@@ -75,7 +75,7 @@ class Watching:
         zero = np.zeros(len(client), np.int64)
         return Plan(client, zero, np.ones(len(client)), shares[0, client])
 
-    def observe(self, state: dict[str, np.ndarray], plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def observe(self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
         return {"norm": seen.norm, "failed": state["failed"] + ~seen.ok}
 
 

@@ -194,7 +194,7 @@ class Odd:
 
     step: int = 2
 
-    def init(self, shares):
+    def init(self, shares, rounds):
         return {"rounds": np.zeros(1)}
 
     def draw(self, state, shares, generator):
@@ -202,7 +202,7 @@ class Odd:
         wanted[:, 1 :: self.step] = 1.0
         return draw.independent(wanted, shares, generator)
 
-    def observe(self, state, plan, seen):
+    def observe(self, state, shares, plan, seen):
         return {"rounds": state["rounds"] + 1}
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rota.errors import BadInput
@@ -166,6 +166,7 @@ def test_names() -> None:
         run("gd-bond")
 
 
+@example([0.0, 5e-324])
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=20))
 def test_ticks_span_the_values(values: list[float]) -> None:
     marks = ticks(values)

@@ -2,111 +2,963 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-from math import comb
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from rota import rng
+from rota import registry, rng
+from rota.data.federation import Array
 from rota.errors import BadInput
-from rota.plan import Plan, Seen
-from rota.sampling import SAMPLERS, Full, Sampler, Uniform, draw
+from rota.plan import Plan, Seen, State
+from rota.sampling import (
+    SAMPLERS,
+    Asking,
+    Avare,
+    Full,
+    KVib,
+    KVibFull,
+    Mabs,
+    Ocs,
+    Osmd,
+    OsmdAdaptive,
+    Sampler,
+    Uniform,
+    Vrb,
+    clustered,
+    divfl,
+    draw,
+    memory,
+    variance,
+)
+from rota.sampling.draw import Procedure
+from rota.sampling.ocs import approximate
+from rota.sampling.waterfill import fill, waterfill
 
-MEMBERS: dict[str, Sampler] = {
-    "uniform-fixed": Uniform(3),
-    "uniform-independent": Uniform(3, "independent"),
-    "uniform-multinomial": Uniform(3, "multinomial"),
-    "full": Full(),
-}
 SHARES = np.array([[0.3, 0.2, 0.1, 0.25, 0.1, 0.05], [0.5, 0.0, 0.2, 0.0, 0.25, 0.05]])
+UPDATES = np.random.default_rng(0).normal(size=(2, 6, 3)) * np.array([1.0, 0.2, 5.0, 0.7, 2.0, 9.0])[:, None] + 0.3
+LOSSES = np.random.default_rng(1).random((2, 6))
+BUDGET = 3
+MORE: dict[str, list[dict[str, Any]]] = {
+    "uniform": [{"procedure": "independent"}, {"procedure": "multinomial"}, {"procedure": "sequential"}],
+    "proportional": [{"procedure": "independent"}, {"procedure": "sequential"}],
+    "kvib": [{"linear": True}, {"budget": 2.6}, {"theta": 0.3, "gamma": 0.02}, {"bound": 0.1}],
+    "vrb": [{"theta": 0.1, "gamma": 1.0}, {"budget": 2.6}],
+    "avare": [{"decay": 0.0}],
+    "ocs": [{"cohort": 4}],
+    "aocs": [{"cohort": 5}],
+    "rpow-d": [{"candidates": 4}],
+    "pow-d": [{"candidates": 4}],
+}
+"""Options beside the defaults with which a sampler runs through the suite."""
 
 
-def test_every_sampler_is_in_the_suite() -> None:
-    assert {type(member) for member in MEMBERS.values()} == set(SAMPLERS.values())
+def members() -> dict[str, Sampler]:
+    out: dict[str, Sampler] = {}
+    for name, kind in SAMPLERS.items():
+        for more in ({}, *MORE.get(name, [])):
+            sized = {"budget": BUDGET, **more} if "budget" in registry.options("samplers", kind) else more
+            out["-".join([name, *map(str, more.values())])] = kind(**sized)
+    return out
 
 
-@pytest.mark.parametrize("sampler", MEMBERS.values(), ids=MEMBERS)
+MEMBERS = members()
+every_sampler = pytest.mark.parametrize("sampler", MEMBERS.values(), ids=MEMBERS)
+
+
+def answers(plan: Plan, updates: Array = UPDATES) -> Seen:
+    """What the rows of a plan would say, and nobody fails."""
+    at = (plan.model, plan.client)
+    norm = np.linalg.norm(updates, axis=2)[at]
+    return Seen(norm, LOSSES[at], np.full(len(plan), 5.0), np.ones(len(plan)), [""] * len(plan), dict(enumerate(updates[at])))
+
+
+def asked(sampler: Sampler, state: State, shares: Array, generator: np.random.Generator) -> State:
+    if not isinstance(sampler, Asking):
+        return state
+    question = sampler.ask(state, shares, generator)
+    return sampler.hear(state, question.rows, answers(question.rows))
+
+
+def step(sampler: Sampler, state: State, shares: Array, key: int) -> tuple[Plan, State]:
+    generator = rng.generator(rng.key(key, "test"))
+    state = asked(sampler, state, shares, generator)
+    plan = sampler.draw(state, shares, generator)
+    return plan, sampler.observe(state, shares, plan, answers(plan))
+
+
+def experienced(sampler: Sampler, shares: Array = SHARES, rounds: int = 4) -> State:
+    """The state after some rounds, so that adaptive samplers are no longer uniform."""
+    state = sampler.init(shares, 50)
+    for key in range(rounds):
+        _, state = step(sampler, state, shares, key)
+    return state
+
+
+# --- what a sampler claims: each check raises AssertionError where it does not hold
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Many draws from one state: the plans' weights and claimed probabilities as [draws, models, clients]; 0 for those not drawn."""
+
+    weight: Array
+    claimed: Array
+
+    @classmethod
+    def of(cls, sampler: Sampler, shares: Array = SHARES, number: int = 3000) -> Draws:
+        state = experienced(sampler)
+        weight, claimed = np.zeros((2, number, *shares.shape))
+        for key in range(number):
+            generator = rng.generator(rng.key(1, key))
+            plan = sampler.draw(asked(sampler, state, shares, generator), shares, generator)
+            weight[key, plan.model, plan.client] = plan.weight
+            claimed[key, plan.model, plan.client] = plan.probability
+        return cls(weight, claimed)
+
+
+def check_near(values: Array, expected: Array | float, errors: float = 5.0) -> None:
+    """The mean over the first axis is as expected, within some standard errors."""
+    error = values.std(axis=0) / np.sqrt(len(values))
+    assert (np.abs(values.mean(axis=0) - expected) <= errors * error + 1e-9).all()
+
+
+def check_unbiased(draws: Draws, shares: Array = SHARES) -> None:
+    """The mean weight of every pair is its share, and so the mean estimate is full participation's."""
+    check_near(draws.weight, shares)
+    check_near(np.einsum("ksn,snd->ksd", draws.weight, UPDATES), np.einsum("sn,snd->sd", shares, UPDATES))
+
+
+def check_inclusion(draws: Draws, shares: Array = SHARES) -> None:
+    """A pair is drawn as often as said: the mean of 1 / p over the draws that have it is 1."""
+    if not np.isnan(draws.claimed).any():
+        assert ((draws.claimed >= 0) & (draws.claimed <= 1)).all()
+        chances = np.divide(1.0, draws.claimed, out=np.zeros_like(draws.claimed), where=draws.claimed > 0)
+        check_near(chances[:, shares > 0], 1.0)
+
+
+def check_rates(sampler: Any, shares: Array = SHARES) -> None:
+    """The rates spend the budget, and are probabilities where coins are tossed by them."""
+    rates = sampler.rates(asked(sampler, experienced(sampler), shares, rng.generator(0)), shares)
+    owners = (shares > 0).sum(axis=1)
+    coins = sampler.procedure == "independent"
+    expected = np.where(owners > 0, np.minimum(sampler.budget, owners) if coins else sampler.budget, 0)
+    assert rates.sum(axis=1) == pytest.approx(expected, rel=1e-12)
+    assert (rates >= 0).all()
+    assert not rates[shares == 0].any()
+    assert not coins or (rates <= 1).all()
+
+
+def check_variance(sampler: Any, draws: Draws) -> None:
+    """The spread of the estimates is what the procedure's formula says, for each model."""
+    rates = sampler.rates(asked(sampler, experienced(sampler), SHARES, rng.generator(0)), SHARES)
+    for s, (share, update) in enumerate(zip(SHARES, UPDATES, strict=True)):
+        parts = share[:, None] * update
+        errors = ((draws.weight[:, s] @ update - parts.sum(axis=0)) ** 2).sum(axis=1)
+        own = share > 0
+        check_near(errors, variance.of(sampler.procedure, rates[s, own], (parts @ parts.T)[np.ix_(own, own)]))
+
+
+def has_variance(sampler: Any) -> bool:
+    """Whether one matrix of rates says all about its draws: not so for a cohort of a cohort, or strata."""
+    return hasattr(sampler, "rates") and getattr(sampler, "cohort", 6) >= 6
+
+
+def check(sampler: Any) -> None:
+    """All claims of a sampler that says it is unbiased."""
+    draws = Draws.of(sampler)
+    check_unbiased(draws)
+    check_inclusion(draws)
+    if has_variance(sampler):
+        check_rates(sampler)
+        check_variance(sampler, draws)
+        check_exactly(sampler)
+
+
+# --- the same, exactly: all outcomes of a procedure
+
+
+class Scripted:
+    """A generator whose numbers are given, so that a procedure's own code can be led through all of its outcomes."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+
+    def random(self, shape: Any) -> Array:
+        return self.values.reshape(shape)
+
+    def standard_exponential(self, size: int) -> Array:
+        assert len(self.values) == size
+        return self.values
+
+    def choice(self, owners: Array, size: int, replace: bool) -> Array:
+        assert (len(self.values), replace) == (size, False)
+        return owners[self.values]
+
+
+def outcomes(procedure: Procedure, rates: Array, shares: Array) -> Iterator[tuple[float, Plan]]:
+    """Every plan that a procedure can draw for one model, with its chance."""
+    clients, draws = len(rates), round(float(rates.sum()))
+    scripts: Iterator[tuple[float, Array]]
+    if procedure == "independent":
+        coins = itertools.product([True, False], repeat=clients)
+        scripts = ((float(np.prod(np.where(drawn, rates, 1 - rates))), np.where(drawn, 0.0, 1 - 1e-12)) for drawn in coins)
+    elif procedure == "fixed":
+        subsets = [np.array(subset) for subset in itertools.combinations(range(clients), draws)]
+        scripts = ((1 / len(subsets), subset) for subset in subsets)
+    elif procedure == "multinomial":
+        q = rates / rates.sum()
+        middle = np.cumsum(q) - q / 2
+        scripts = ((float(np.prod(q[list(drawn)])), middle[list(drawn)]) for drawn in itertools.product(range(clients), repeat=draws))
+    else:
+        scripts = _orders(rates, draws)
+    for chance, script in scripts:
+        if chance > 0:
+            yield chance, draw.by(procedure, rates[None], shares[None], Scripted(script))  # type: ignore[arg-type]
+
+
+def _orders(rates: Array, draws: int) -> Iterator[tuple[float, Array]]:
+    for order in itertools.permutations(range(len(rates)), draws):
+        chance, left, turn = 1.0, float(rates.sum()), np.full(len(rates), 1e9)
+        for k, client in enumerate(order):
+            chance *= rates[client] / left
+            left -= rates[client]
+            turn[client] = k
+        yield chance, turn * rates
+
+
+def check_exactly(sampler: Any) -> None:
+    """Mean weight, inclusion and variance by enumeration of all that can be drawn."""
+    rates = sampler.rates(asked(sampler, experienced(sampler), SHARES, rng.generator(0)), SHARES)
+    for s, share in enumerate(SHARES):
+        own = share > 0
+        check_procedure(sampler.procedure, rates[s, own], share[own], UPDATES[s, own])
+
+
+def check_procedure(procedure: Procedure, rates: Array, shares: Array, updates: Array) -> None:
+    parts = shares[:, None] * updates
+    weight, inclusion, squares, total = np.zeros(len(shares)), np.zeros(len(shares)), 0.0, 0.0
+    for chance, plan in outcomes(procedure, rates, shares):
+        weight[plan.client] += chance * plan.weight
+        inclusion[plan.client] += chance / plan.probability
+        squares += chance * float(((plan.weight @ updates[plan.client] - parts.sum(axis=0)) ** 2).sum())
+        total += chance
+    assert total == pytest.approx(1)
+    assert weight == pytest.approx(shares, rel=1e-9)
+    assert procedure == "sequential" or inclusion == pytest.approx(1, rel=1e-9)
+    assert squares == pytest.approx(variance.of(procedure, rates, parts @ parts.T), rel=1e-8, abs=1e-12)
+
+
+# --- the suite
+
+
+@every_sampler
 class TestEverySampler:
     def test_the_same_key_draws_the_same_plan(self, sampler: Sampler) -> None:
-        one, two = (sampler.draw(sampler.init(SHARES), SHARES, rng.generator(5)) for _ in range(2))
-        for name in ("client", "model", "probability", "weight"):
+        one, two = (step(sampler, experienced(sampler), SHARES, 5)[0] for _ in range(2))
+        for name in draw.COLUMNS:
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
     def test_rows_are_unique_pairs_with_data(self, sampler: Sampler) -> None:
-        for key in range(50):
-            plan = sampler.draw(sampler.init(SHARES), SHARES, rng.generator(key))
+        state = sampler.init(SHARES, 50)
+        for key in range(30):
+            plan, state = step(sampler, state, SHARES, key)
             assert len({*zip(plan.client, plan.model, strict=True)}) == len(plan)
             assert (SHARES[plan.model, plan.client] > 0).all()
-            assert ((plan.probability > 0) & (plan.probability <= 1)).all()
+            assert (plan.weight > 0).all()
+            assert (np.isnan(plan.probability) | ((plan.probability > 0) & (plan.probability <= 1))).all()
 
-    def test_the_weighted_sum_is_unbiased_and_inclusion_is_as_said(self, sampler: Sampler) -> None:
-        """Monte Carlo: the mean weight of every pair is its share, and a pair is drawn as often as said, within 5 standard errors."""
-        rounds = 4000
-        weights = np.zeros((rounds, *SHARES.shape))
-        claimed = np.zeros(SHARES.shape)
-        for key in range(rounds):
-            plan = sampler.draw(sampler.init(SHARES), SHARES, rng.generator(rng.key(1, key)))
-            weights[key, plan.model, plan.client] = plan.weight
-            claimed[plan.model, plan.client] = plan.probability
-        error = weights.std(axis=0) / np.sqrt(rounds)
-        assert (np.abs(weights.mean(axis=0) - SHARES) <= 5 * error + 1e-12).all()
-        drawn = (weights > 0).mean(axis=0)
-        assert (np.abs(drawn - claimed) <= 5 * np.sqrt(claimed * (1 - claimed) / rounds) + 1e-12).all()
+    def test_it_is_unbiased_or_says_that_it_is_not(self, sampler: Any) -> None:
+        if sampler.unbiased:
+            check(sampler)
+        else:
+            with pytest.raises(AssertionError):
+                check_unbiased(Draws.of(sampler, number=1000))
 
-    def test_observing_returns_a_state(self, sampler: Sampler) -> None:
-        state = sampler.init(SHARES)
-        plan = sampler.draw(state, SHARES, rng.generator(0))
-        assert sampler.observe(state, plan, Seen.nothing(len(plan))).keys() == state.keys()
+    def test_clients_that_cannot_be_reached_are_left_out(self, sampler: Any) -> None:
+        """A matrix that is no longer one of shares: rows with fewer clients than the budget, and none at all, that sum to anything."""
+        state = experienced(sampler)
+        for reachable in ([1, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]):
+            shares = SHARES * reachable / 0.6
+            plan, after = step(sampler, state, shares, 3)
+            assert (shares[plan.model, plan.client] > 0).all()
+            assert all(np.isfinite(plan.weight))
+            assert after.keys() == state.keys()
+            if has_variance(sampler):
+                check_rates(sampler, shares)
+        few = SHARES * [1, 1, 1, 0, 1, 0] / 0.6
+        if sampler.unbiased:
+            check_unbiased(Draws.of(sampler, few, 1500), few)
+
+    def test_the_state_is_named_arrays_and_is_not_written_into(self, sampler: Sampler) -> None:
+        state = experienced(sampler)
+        assert state.keys() == sampler.init(SHARES, 50).keys()
+        assert all(isinstance(value, np.ndarray) for value in state.values())
+        before = {name: value.copy() for name, value in state.items()}
+        step(sampler, state, SHARES, 9)
+        for name, value in before.items():
+            np.testing.assert_array_equal(value, state[name])
+
+    def test_rows_that_failed_teach_nothing_false(self, sampler: Sampler) -> None:
+        state = experienced(sampler)
+        state = asked(sampler, state, SHARES, rng.generator(0))
+        plan = sampler.draw(state, SHARES, rng.generator(2))
+        silent = Seen.nothing(len(plan), updates=True)
+        after = sampler.observe(state, SHARES, plan, silent)
+        assert after.keys() == state.keys()
+        following, _ = step(sampler, after, SHARES, 4)
+        assert np.isfinite(following.weight).all()
+
+    def test_updates_of_zero_are_no_trouble(self, sampler: Sampler) -> None:
+        """A model that has converged: all norms are 0."""
+        state = sampler.init(SHARES, 50)
+        for key in range(3):
+            generator = rng.generator(key)
+            if isinstance(sampler, Asking):
+                rows = sampler.ask(state, SHARES, generator).rows
+                state = sampler.hear(state, rows, answers(rows, 0 * UPDATES))
+            plan = sampler.draw(state, SHARES, generator)
+            state = sampler.observe(state, SHARES, plan, answers(plan, 0 * UPDATES))
+            assert np.isfinite(plan.weight).all()
+
+    def test_one_client(self, sampler: Sampler) -> None:
+        alone = replace(sampler, budget=1) if hasattr(sampler, "budget") else sampler  # type: ignore[type-var]
+        state = alone.init(np.ones((1, 1)), 10)
+        for key in range(3):
+            plan, state = step(alone, state, np.ones((1, 1)), key)
+            assert (plan.client.tolist(), plan.weight.tolist()) == ([0], [1.0])
+
+    def test_what_it_says_of_itself(self, sampler: Any) -> None:
+        assert isinstance(sampler.unbiased, bool)
+        assert sampler.costs
+        what, _, whom = sampler.needs.partition(" of ")
+        assert (what, whom.split(",")[0]) in {
+            ("nothing", ""),
+            *itertools.product(["norms", "losses", "updates"], ["all", "some", "the drawn"]),
+        }
+        assert isinstance(sampler, Asking) == (whom.split(",")[0] in ("all", "some"))
 
 
-def variance(plans: list[tuple[float, Plan]], updates: np.ndarray, shares: np.ndarray) -> float:
-    target = shares @ updates
-    return sum(chance * float(((plan.weight @ updates[plan.client] - target) ** 2).sum()) for chance, plan in plans)
+# --- the suite fails where it must
 
 
-def test_fixed_size_variance_by_enumeration() -> None:
-    """(N-K)/(K(N-1)) * (N sum share^2 |g|^2 - |D|^2), against all K-subsets."""
-    shares, updates = SHARES[0], np.random.default_rng(0).normal(size=(6, 3))
-    n, k = 6, 3
-
-    class Chosen:
-        """A generator that draws a given subset."""
-
-        def __init__(self, subset: tuple[int, ...]) -> None:
-            self.subset = np.array(subset)
-
-        def choice(self, *_: object, **__: object) -> np.ndarray:
-            return self.subset
-
-    plans = [(1 / comb(n, k), draw.fixed(k, shares[None], Chosen(subset))) for subset in combinations(range(n), k)]  # type: ignore[arg-type]
-    squares = (shares**2 * (updates**2).sum(axis=1)).sum()
-    formula = (n - k) / (k * (n - 1)) * (n * squares - float(((shares @ updates) ** 2).sum()))
-    assert variance(plans, updates, shares) == pytest.approx(formula)
+def off_by_one(scores: Array, budget: float) -> Array:
+    """K-Vib's and FedLab's published solver: the first client that must be capped gets the scaled value, which is above 1."""
+    order, n = np.argsort(scores), len(scores)
+    a = scores[order]
+    last = max(j for j in range(n) if 0 < budget - n + j + 1 <= a[: j + 1].sum() / a[j])
+    p = np.array([(budget - n + last + 1) * a[i] / a[: last + 1].sum() if i <= last + 1 else 1.0 for i in range(n)])
+    out = np.empty(n)
+    out[order] = p
+    return out
 
 
-def test_independent_variance() -> None:
-    """sum (1/p - 1) share^2 |g|^2, by Monte Carlo."""
-    shares, updates = SHARES[0], np.random.default_rng(0).normal(size=(6, 3))
-    p = np.array([0.9, 0.5, 0.2, 0.7, 0.3, 0.4])
-    plans = [(1 / 20_000, draw.independent(p[None], shares[None], rng.generator(rng.key(2, i)))) for i in range(20_000)]
-    formula = ((1 / p - 1) * shares**2 * (updates**2).sum(axis=1)).sum()
-    assert variance(plans, updates, shares) == pytest.approx(formula, rel=0.05)
+@dataclass(frozen=True)
+class Planted:
+    """A sampler with fixed scores that says it is unbiased; `bug` says what is wrong with it."""
+
+    bug: str
+    budget: float = BUDGET
+    procedure: ClassVar[Procedure] = "independent"
+    unbiased: ClassVar[bool] = True
+    scores: ClassVar[Array] = np.array([1.0, 2, 3, 40, 5, 60])
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        return {}
+
+    def rates(self, state: State, shares: Array) -> Array:  # noqa: ARG002
+        if self.bug == "off by one":
+            return np.stack([_spread(off_by_one(self.scores[row > 0], self.budget), row) for row in shares])
+        return fill(np.broadcast_to(self.scores, shares.shape), self.budget, shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        plan = draw.independent(self.rates(state, shares), shares, generator)
+        if self.bug == "inclusion":
+            return replace(plan, probability=plan.probability * 0.9)
+        if self.bug == "weights":
+            return replace(plan, weight=plan.weight * 1.05)
+        if self.bug == "never draws":
+            return draw.rows(plan, np.flatnonzero(plan.client != 2))
+        if self.bug == "variance":  # unbiased, but each draw twice or not at all
+            return draw.rows(replace(plan, weight=2 * plan.weight), np.flatnonzero(generator.random(len(plan)) < 0.5))
+        return plan
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return state
 
 
-@given(st.integers(1, 40), st.floats(0.5, 60))
-def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
-    shares = np.full((1, clients), 1 / clients)
-    if 1 <= budget <= clients:
-        Uniform(budget).init(shares)
-    else:
-        with pytest.raises(BadInput, match=r"sampler\.budget"):
-            Uniform(budget).init(shares)
+def _spread(values: Array, row: Array) -> Array:
+    out = np.zeros(len(row))
+    out[row > 0] = values
+    return out
+
+
+def test_the_suite_passes_without_a_bug() -> None:
+    check(Planted("none"))
+
+
+@pytest.mark.parametrize("bug", ["off by one", "inclusion", "weights", "never draws", "variance"])
+def test_the_suite_fails_with_a_planted_bug(bug: str) -> None:
+    with pytest.raises(AssertionError):
+        check(Planted(bug))
+
+
+def test_the_published_solver_is_biased_even_if_nobody_looks_at_its_probabilities() -> None:
+    """It is the estimate itself that is off: clients drawn for sure count less than their share."""
+    draws = Draws.of(Planted("off by one"))
+    with pytest.raises(AssertionError):
+        check_unbiased(draws)
+    assert off_by_one(np.array([1.0, 2, 3, 10]), 2).max() > 1
+
+
+def test_dividing_by_k_times_q_without_replacement_is_biased() -> None:
+    """numpy's choice(replace=False, p=q) does not include a client with probability K q."""
+
+    @dataclass(frozen=True)
+    class Naive(Planted):
+        def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+            plan = draw.sequential(shares, BUDGET, shares, generator)
+            return replace(plan, weight=np.full(len(plan), 1 / BUDGET))
+
+    with pytest.raises(AssertionError):
+        check_unbiased(Draws.of(Naive("naive")))
+
+
+# --- procedures
+
+
+@pytest.mark.parametrize("procedure", ["fixed", "independent", "multinomial", "sequential"])
+@given(data=st.data())
+def test_procedures_by_enumeration(procedure: Procedure, data: st.DataObject) -> None:
+    clients = data.draw(st.integers(2, 5))
+    size = data.draw(st.integers(1, min(3, clients)))
+    numbers = st.floats(0.01, 1)
+    scores = data.draw(arrays(float, clients, elements=numbers))
+    shares = data.draw(arrays(float, clients, elements=numbers))
+    updates = data.draw(arrays(float, (clients, 2), elements=st.floats(-1, 1)))
+    rates = waterfill(scores, size) if procedure == "independent" else size * scores / scores.sum()
+    check_procedure(procedure, rates, shares, updates)
+
+
+def test_sequential_inclusion() -> None:
+    """q = (.5, .3, .1, .06, .04), two draws: included with (.82, .66, .25, .15, .10), not with 2 q."""
+    q = np.array([0.5, 0.3, 0.1, 0.06, 0.04])
+    inclusion = np.zeros(5)
+    for chance, plan in outcomes("sequential", 2 * q, np.full(5, 0.2)):
+        inclusion[plan.client] += chance
+        assert np.isnan(plan.probability).all()
+    assert inclusion == pytest.approx([0.82, 0.66, 0.25, 0.15, 0.10], abs=0.006)
+
+
+def test_a_fixed_size_beats_coins_where_updates_point_the_same_way() -> None:
+    """S1's Lemma 2 compares upper bounds; the difference is (N-K) / (K(N-1)) (sum |x|^2 - |D|^2)."""
+    n, k = 8, 3
+    for updates in (np.ones((n, 2)), np.concatenate([np.eye(n), -np.eye(n)])[::2]):
+        parts = updates / n
+        products = parts @ parts.T
+        rates = np.full(n, k / n)
+        difference = variance.of("fixed", rates, products) - variance.of("independent", rates, products)
+        assert difference == pytest.approx((n - k) / (k * (n - 1)) * (np.trace(products) - products.sum()))
 
 
 def test_certain_clients_are_always_in_and_impossible_ones_never() -> None:
     for key in range(200):
         plan = draw.independent(np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]]), rng.generator(key))
         assert plan.client.tolist() == [0]
+
+
+@given(st.integers(1, 40), st.floats(0.5, 60))
+def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
+    shares = np.full((1, clients), 1 / clients)
+    for name, kind in SAMPLERS.items():
+        if name == "full":
+            continue
+        wide = {"ocs": "cohort", "aocs": "cohort", "pow-d": "candidates", "cpow-d": "candidates", "rpow-d": "candidates"}
+        sampler = kind(budget=budget, **({wide[name]: 100} if name in wide else {}))  # type: ignore[call-arg]
+        if 1 <= budget <= clients:
+            sampler.init(shares, 10)
+        else:
+            with pytest.raises(BadInput, match=r"sampler\.budget"):
+                sampler.init(shares, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("kvib", {"theta": 0.0}, "sampler.theta is 0: it must be above 0 and at most 1"),
+        ("kvib", {"theta": 1.5}, "sampler.theta is 1.5: it must be above 0 and at most 1"),
+        ("kvib", {"gamma": -1.0}, "sampler.gamma is -1: it must be above 0"),
+        ("vrb", {"bound": 0.0}, "sampler.bound is 0: it must be above 0"),
+        ("kvib", {"gamma": 1.0, "bound": 1.0}, "sampler.gamma and sampler.bound both set the regulariser: give one of them"),
+        ("mabs", {"eta": 0.0}, "sampler.eta is 0: it must be above 0 and at most 1"),
+        ("avare", {"least": 0.0}, "sampler.least is 0: it must be above 0 and at most 1"),
+        ("avare", {"decay": -1.0}, "sampler.decay is -1: it must be at least 0"),
+        ("osmd", {"alpha": 2.0}, "sampler.alpha is 2: it must be above 0 and at most 1"),
+        ("osmd", {"rate": 0.0}, "sampler.rate is 0: it must be above 0"),
+        ("ocs", {"cohort": 2}, "sampler.cohort is 2: it must be at least sampler.budget, 3, which is drawn from it"),
+        ("pow-d", {"candidates": 2}, "sampler.candidates is 2: it must be at least sampler.budget, 3"),
+        ("cpow-d", {"examples": 0}, "sampler.examples is 0: it must be at least 1"),
+    ],
+)
+def test_options_that_make_no_sense(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInput) as mistake:
+        SAMPLERS[name](budget=3, **options).init(SHARES, 10)  # type: ignore[call-arg]
+    assert str(mistake.value) == sentence
+
+
+# --- optimal probabilities
+
+
+def oracle(scores: Array, budget: float, floor: float) -> Array:
+    """clip(a / level, floor, 1), the level by plain bisection of its logarithm."""
+    low, high = math.log(scores.min()) - 1, math.log(scores.max() / max(floor, 1e-9)) + math.log(len(scores)) + 25
+    for _ in range(200):
+        middle = (low + high) / 2
+        spent = np.clip(scores / math.exp(middle), floor, 1).sum()
+        low, high = (middle, high) if spent > budget else (low, middle)
+    return np.asarray(np.clip(scores / math.exp(high), floor, 1))
+
+
+@pytest.mark.parametrize(
+    ("scores", "budget", "p"),
+    [
+        ([1, 2, 3, 10], 2, [1 / 6, 1 / 3, 1 / 2, 1]),
+        ([1, 2, 3, 10], 1, [0.0625, 0.125, 0.1875, 0.625]),
+        ([10, 1, 3, 2], 2, [1, 1 / 6, 1 / 2, 1 / 3]),
+        ([0, 0, 5, 5], 2, [0, 0, 1, 1]),
+        ([0, 0, 5, 5], 3, [0.5, 0.5, 1, 1]),
+        ([0, 0, 0, 0], 1, [0.25, 0.25, 0.25, 0.25]),
+        ([7, 7, 7, 7, 7], 2, [0.4] * 5),
+        ([1, 2, 3], 3, [1, 1, 1]),
+        ([1, 2, 3], 7, [1, 1, 1]),
+        ([1, 1, 1e9, 1e9], 2.5, [0.25, 0.25, 1, 1]),
+        ([1e-300, 3e-300, 1e300], 2, [0.25, 0.75, 1]),
+        ([1e308] * 4, 2, [0.5] * 4),
+        ([5e-324, 5e-324], 1, [0.5, 0.5]),
+        ([1, 1e17], 1, [1e-17, 1]),
+    ],
+)
+def test_waterfill_vectors(scores: list[float], budget: float, p: list[float]) -> None:
+    assert waterfill(np.array(scores, float), budget) == pytest.approx(p, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scores", "budget", "floor", "p"),
+    [
+        ([1, 1, 1, 100], 2.2, 0.4, [0.4, 0.4, 0.4, 1]),
+        ([1, 1, 9, 9], 2.2, 0.1, [0.11, 0.11, 0.99, 0.99]),
+        ([0, 0, 5, 5], 2, 0.1, [0.1, 0.1, 0.9, 0.9]),
+        ([0, 0, 0, 5], 2, 0.1, [1 / 3, 1 / 3, 1 / 3, 1]),
+        ([1, 2], 0.4, 0.2, [0.2, 0.2]),
+    ],
+)
+def test_waterfill_with_a_floor_vectors(scores: list[float], budget: float, floor: float, p: list[float]) -> None:
+    assert waterfill(np.array(scores, float), budget, floor) == pytest.approx(p, rel=1e-12)
+
+
+SCORES = arrays(float, st.integers(1, 30), elements=st.floats(-60, 60).map(math.exp))
+
+
+@given(SCORES, st.floats(0, 1), st.floats(0, 1))
+def test_waterfill_against_bisection(scores: Array, part: float, low: float) -> None:
+    budget = max(part * len(scores), 1e-3)
+    for floor in (0.0, low * min(1.0, budget / len(scores))):
+        p = waterfill(scores, budget, floor)
+        assert p.sum() == pytest.approx(min(budget, len(scores)), rel=1e-12)
+        assert ((p >= floor) & (p <= 1)).all()
+        assert p == pytest.approx(oracle(scores, budget, floor), rel=1e-6, abs=1e-12)
+
+
+ANY = arrays(float, st.integers(1, 12), elements=st.just(0.0) | st.floats(-700, 700).map(math.exp))
+
+
+@given(ANY, st.floats(0.001, 1.1), st.floats(0, 1))
+def test_waterfill_on_all_that_a_float_can_be(scores: Array, part: float, low: float) -> None:
+    """What must hold of the optimum, without an oracle: the budget is spent, and p is in proportion wherever it is free to be."""
+    budget = part * len(scores)
+    for floor in (0.0, low * min(1.0, part)):
+        p = waterfill(scores, budget, floor)
+        assert p.sum() == pytest.approx(min(budget, len(scores)), rel=1e-12)
+        assert ((p >= floor) & (p <= 1)).all()
+        assert (np.diff(p[np.argsort(scores)]) >= 0).all()
+        free = (p > max(floor, 1e-290)) & (p < 1) & (scores > 0)
+        ratio = np.log(p[free]) - np.log(scores[free])
+        assert ratio == pytest.approx(np.full(free.sum(), ratio[0] if free.any() else 0), abs=1e-9)
+
+
+@given(arrays(float, st.integers(2, 6), elements=st.floats(0.05, 5)), st.floats(0.1, 0.9), st.floats(0, 0.9))
+def test_waterfill_against_a_solver(scores: Array, part: float, low: float) -> None:
+    """No feasible point that SLSQP finds has a smaller sum a^2 / p."""
+    from scipy.optimize import minimize
+
+    budget = part * len(scores)
+    floor = low * min(1.0, budget / len(scores))
+    p = waterfill(scores, budget, floor)
+    start = np.full(len(scores), part)
+    found = minimize(
+        lambda x: float((scores**2 / x).sum()),
+        start,
+        jac=lambda x: -(scores**2) / x**2,
+        bounds=[(max(floor, 1e-6), 1)] * len(scores),
+        constraints={"type": "eq", "fun": lambda x: x.sum() - budget, "jac": np.ones_like},
+        method="SLSQP",
+    )
+    assume(found.success and abs(found.x.sum() - budget) < 1e-9)
+    assert (scores**2 / p).sum() <= found.fun * (1 + 1e-7)
+
+
+@given(SCORES, st.floats(0.05, 1), st.integers(0, 5), st.permutations(range(5)))
+def test_waterfill_does_not_mind_order_ties_and_scale(scores: Array, part: float, again: int, order: list[int]) -> None:
+    scores = np.concatenate([scores, np.full(again, scores[0])])
+    budget = part * len(scores)
+    p = waterfill(scores, budget)
+    shuffled = np.random.default_rng(order).permutation(len(scores))
+    assert waterfill(scores[shuffled], budget) == pytest.approx(p[shuffled], rel=1e-9)
+    assert waterfill(scores * 2.0**40, budget) == pytest.approx(p, rel=1e-12)
+    assert np.ptp(p[scores == scores[0]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("scores", "budget", "floor"),
+    [
+        ([1, 2], 0.5, 0.3),
+        ([1, 2], 0, 0),
+        ([1, 2], -1, 0),
+        ([1, 2], math.nan, 0),
+        ([1, -1], 1, 0),
+        ([1, math.nan], 1, 0),
+        ([math.inf, 1], 1, 0),
+    ],
+)
+def test_waterfill_refuses_what_it_cannot_do(scores: list[float], budget: float, floor: float) -> None:
+    with pytest.raises(BadInput, match="waterfill"):
+        waterfill(np.array(scores, float), budget, floor)
+
+
+def test_the_value_of_the_optimum() -> None:
+    """(sum_{j<=l} a_j)^2 / (K-N+l) + sum_{j>l} a_j^2."""
+    scores = np.array([1.0, 2, 3, 10])
+    assert (scores**2 / waterfill(scores, 2)).sum() == pytest.approx(6**2 / (2 - 4 + 3) + 100)
+
+
+# --- single samplers, by the numbers of their sources
+
+
+def play(sampler: Any, norms: Array, shares: Array, state: State, generator: np.random.Generator) -> State:
+    """One round of one model with given norms."""
+    if isinstance(sampler, KVibFull):
+        state = {**state, "norm": norms[None]}
+    plan = sampler.draw(state, shares, generator)
+    seen = Seen.nothing(len(plan))
+    seen.norm, seen.reason = norms[plan.client], [""] * len(plan)
+    return sampler.observe(state, shares, plan, seen)
+
+
+def cost_ratio(sampler: Any, seed: int, clients: int = 100, budget: int = 10, rounds: int = 500) -> float:
+    """sum_t l_t(p_t) / sum_t l_t(p*_t), against pi_t(i) = base_i (1+t)^(-1/4) e^(0.1 xi), base log-normal(0, 1.5) of sum 1."""
+    generator = np.random.default_rng(seed)
+    base = np.exp(1.5 * generator.normal(size=clients))
+    base /= base.sum()
+    shares = np.full((1, clients), 1 / clients)
+    state, paid, best = sampler.init(shares, rounds), 0.0, 0.0
+    for t in range(rounds):
+        score = base * (1 + t) ** -0.25 * np.exp(0.1 * generator.normal(size=clients))
+        paid += (score**2 / sampler.rates(state, shares)[0]).sum()
+        best += (score**2 / waterfill(score, budget)).sum()
+        state = play(sampler, score * clients, shares, state, generator)
+    return paid / best
+
+
+@pytest.mark.parametrize(
+    ("sampler", "ratio"),
+    [(KVib(10, bound=1e-2), 1.99), (KVib(10, bound=1e-3), 1.84), (KVibFull(10, bound=1e-3), 1.10), (KVib(10), 1.84)],
+    ids=["G2=1e-4", "G2=1e-6", "full", "default"],
+)
+def test_kvib_learns_as_fast_as_it_should(sampler: Any, ratio: float) -> None:
+    """Medians: a few bases have one client that is found late."""
+    assert np.median([cost_ratio(sampler, seed) for seed in range(7)]) == pytest.approx(ratio, rel=0.15)
+
+
+def test_kvib_does_not_depend_on_the_scale_of_the_updates() -> None:
+    for factor in (1e-6, 1.0, 1e6):
+        shares, generator = np.full((1, 20), 1 / 20), np.random.default_rng(0)
+        state = KVib(4).init(shares, 100)
+        for _ in range(30):
+            state = play(KVib(4), factor * np.arange(1.0, 21), shares, state, generator)
+        rates = KVib(4).rates(state, shares)
+        if factor == 1e-6:
+            first = rates
+        assert rates == pytest.approx(first)
+
+
+def test_kvib_theta_and_gamma() -> None:
+    shares = np.full((1, 100), 0.01)
+    state = KVib(10, bound=0.1).init(shares, 500)
+    assert state["theta"] == pytest.approx([0.27144], abs=1e-5)
+    assert state["gamma"] == pytest.approx(0.01 * 100 / (state["theta"] * 10))
+    assert KVib(10).init(shares, 5)["theta"] == 1, "T K < N"
+    assert KVib(10, theta=0.3, gamma=2.0).init(shares, 500) == {"omega": pytest.approx(0), "theta": [0.3], "gamma": [2.0]}
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        state = play(KVib(10), np.exp(3 * np.arange(100) / 100), shares, state, generator)
+    rates = KVib(10).rates(state, shares)
+    assert rates.sum() == pytest.approx(10)
+    assert rates.min() >= state["theta"][0] * 0.1
+    leader = waterfill(np.sqrt(state["omega"] + state["gamma"])[0], 10)
+    assert rates[0] == pytest.approx((1 - state["theta"]) * leader + state["theta"] * 0.1)
+    linear = KVib(10, linear=True).rates(state, shares)[0]
+    assert linear == pytest.approx((1 - state["theta"]) * waterfill((state["omega"] + state["gamma"])[0], 10) + state["theta"] * 0.1)
+
+
+def test_kvib_feedback() -> None:
+    """omega_i += (share |g|)^2 / p~ for the drawn; gamma is the first cohort's mean square."""
+    shares = np.array([[0.5, 0.3, 0.2]])
+    sampler, norms = KVib(2), np.array([2.0, 1.0, 3.0])
+    state = sampler.init(shares, 100)
+    plan = Plan(np.array([0, 2]), np.zeros(2, int), np.array([0.8, 0.5]), np.array([1.0, 1.0]))
+    seen = Seen.nothing(2)
+    seen.norm, seen.reason = norms[plan.client], ["", ""]
+    state = sampler.observe(state, shares, plan, seen)
+    assert state["omega"][0] == pytest.approx([1 / 0.8, 0, 0.36 / 0.5])
+    assert state["gamma"] == pytest.approx([(1 + 0.36) / 2])
+
+
+def test_vrb() -> None:
+    """The unit test of its authors: ten points, one drawn once with loss 1."""
+    sampler, shares = Vrb(1, theta=1e-12, gamma=1.0), np.full((1, 10), 0.1)
+    state = sampler.init(shares, 100)
+    plan = Plan(np.array([3]), np.array([0]), np.array([0.1]), np.array([1.0]))
+    seen = Seen.nothing(1)
+    seen.norm[:], seen.reason = 10.0, [""]
+    rates = sampler.rates(sampler.observe(state, shares, plan, seen), shares)[0]
+    assert rates[3] == pytest.approx(math.sqrt(11) / (math.sqrt(11) + 9))
+    twice = replace(plan, weight=np.array([1.0]))  # 2 * share / (2 * q)
+    assert Vrb(2, gamma=1.0).observe(state, shares, twice, seen)["omega"][0, 3] == pytest.approx(2 * 1 / 0.1)
+    assert Vrb(1).init(shares, 1000)["theta"] == pytest.approx((10 / 1000) ** (1 / 3))
+    assert Vrb(1).init(shares, 9)["theta"] == 0.3
+
+
+def test_mabs_does_not_overflow() -> None:
+    sampler, shares, generator = Mabs(2), np.full((1, 5), 0.2), np.random.default_rng(0)
+    state = sampler.init(shares, 10)
+    for norms in (np.ones(5), np.full(5, 1e150), np.array([1e150, 1, 1, 1, 1]), np.zeros(5)):
+        state = play(sampler, norms, shares, state, generator)
+        rates = sampler.rates(state, shares)
+        assert rates.sum() == pytest.approx(2)
+        assert rates.min() >= 0.4 * 2 / 5 * (1 - 1e-12)
+
+
+def test_mabs_step() -> None:
+    """w_i += delta pi_i^2 / q_i^3 for each draw, with the first cohort's mean pi^2 as the scale of delta."""
+    sampler, shares = Mabs(3), np.full((1, 4), 0.25)
+    state = sampler.init(shares, 50)
+    plan = Plan(np.array([0, 3]), np.zeros(2, int), np.full(2, np.nan), np.array([2 * 0.25 / (3 * 0.25), 0.25 / (3 * 0.25)]))
+    seen = Seen.nothing(2)
+    seen.norm, seen.reason = np.array([4.0, 8.0]), ["", ""]
+    after = sampler.observe(state, shares, plan, seen)
+    delta = math.sqrt(0.4**4 * math.log(4) / (4**5 * 50)) / 2.5
+    assert after["log"][0] == pytest.approx(delta * np.array([2 * 1, 0, 0, 4]) * 4**3)
+    softmax = np.exp(after["log"][0]) / np.exp(after["log"][0]).sum()
+    assert sampler.rates(after, shares)[0] == pytest.approx(3 * (0.6 * softmax + 0.1))
+
+
+def test_avare_starts_uniform_and_its_floor_falls() -> None:
+    sampler, shares = Avare(1), np.full((1, 5), 0.2)
+    state = sampler.init(shares, 100)
+    assert sampler.rates(state, shares)[0] == pytest.approx([0.2] * 5)
+    known = {"norm": np.array([[0.0, 1, 1, 1, 50]]), "round": np.array([4.0])}
+    assert sampler.rates(known, shares)[0].min() == pytest.approx(0.04 + 0.16 / 4)
+    late = {**known, "round": np.array([1e9])}
+    assert sampler.rates(late, shares)[0] == pytest.approx([0.04, 0.04, 0.04, 0.04, 0.84])
+    unseen = {"norm": np.array([[math.nan, 1, 1, 1, 2]]), "round": np.array([1e9])}
+    assert sampler.rates(unseen, shares)[0] == pytest.approx(np.array([2, 1, 1, 1, 2]) / 7)
+
+
+@given(arrays(float, st.integers(2, 12), elements=st.floats(-5, 5).map(math.exp)), st.floats(0.05, 0.95))
+def test_osmd_projection(q: Array, alpha: float) -> None:
+    """waterfill with a floor is the published projection: entries before m* become alpha / N, the others are scaled."""
+    n, ascending = len(q), np.sort(q)
+    for m in range(1, n + 1):
+        scale = (1 - alpha * (m - 1) / n) / ascending[m - 1 :].sum()
+        if ascending[m - 1] * scale > alpha / n:
+            break
+    published = np.where(np.argsort(np.argsort(q, kind="stable"), kind="stable") < m - 1, alpha / n, q * scale)
+    assert waterfill(q, 1.0, alpha / n) == pytest.approx(published, rel=1e-9)
+
+
+def test_osmd_step() -> None:
+    """q_i exp(eta a_i / (K^2 q_i^3)), twice for a client drawn twice."""
+    sampler, shares = Osmd(3, alpha=0.1, rate=1.0), np.full((1, 4), 0.25)
+    state = sampler.init(shares, 50)
+    q = np.array([0.4, 0.3, 0.2, 0.1])
+    state = {**state, "q": q[None, None]}
+    plan = Plan(np.array([0, 3]), np.zeros(2, int), np.full(2, np.nan), np.array([2 * 0.25 / (3 * 0.4), 0.25 / (3 * 0.1)]))
+    seen = Seen.nothing(2)
+    seen.norm, seen.reason = np.array([4.0, 8.0]), ["", ""]  # pi = 1 and 2: a = 1 and 4
+    after = sampler.observe(state, shares, plan, seen)
+    eta = 9 * 0.1**3 / (4**3 * 4.0) * math.sqrt(math.log(4) / 100)
+    moved = q * np.exp(eta * np.array([2 * 1 / (9 * 0.4**3), 0, 0, 4 / (9 * 0.1**3)]))
+    assert after["q"][0, 0] == pytest.approx(waterfill(moved, 1.0, 0.025))
+
+
+def test_osmd_experts() -> None:
+    n, t, alpha = 100, 500, 0.4
+    expected = math.ceil(0.5 * math.log2((math.log(n) + 4 * (t - 1) * math.log(n / alpha)) / math.log(n))) + 1
+    state = OsmdAdaptive(5).init(np.full((1, n), 1 / n), t)
+    assert len(state["q"]) == expected
+    assert np.diff(np.log2(state["eta"][:, 0])) == pytest.approx(1)
+    e = np.arange(1, expected + 1)
+    assert np.exp(state["trust"][:, 0]) == pytest.approx((1 + 1 / expected) / (e * (e + 1)))
+    assert np.exp(state["trust"][:, 0]).sum() == pytest.approx(1)
+
+
+def test_osmd_trust() -> None:
+    """An expert's trust falls by exp(-gamma sum a_i / (K^2 q_e q)), gamma = alpha / N sqrt(8 K / (T a))."""
+    sampler, shares = OsmdAdaptive(2, alpha=0.1), np.full((1, 3), 1 / 3)
+    state = sampler.init(shares, 4)
+    experts = np.random.default_rng(0).dirichlet(np.ones(3), size=(len(state["q"]), 1))
+    state = {**state, "q": experts}
+    q = sampler.rates(state, shares)[0] / 2
+    assert q == pytest.approx(np.exp(state["trust"][:, 0]) @ experts[:, 0])
+    plan = Plan(np.array([1]), np.zeros(1, int), np.full(1, np.nan), np.array([1 / 3 / (2 * q[1])]))
+    seen = Seen.nothing(1)
+    seen.norm[:], seen.reason = 6.0, [""]  # a = 4
+    gamma = 0.1 / 3 * math.sqrt(8 * 2 / (4 * 4.0))
+    fall = sampler.observe(state, shares, plan, seen)["trust"] - state["trust"]
+    assert fall[:, 0] == pytest.approx(-gamma * 4 / (4 * experts[:, 0, 1] * q[1]))
+
+
+@pytest.mark.parametrize("budget", [3, 8])
+def test_aocs_reaches_ocs(budget: int) -> None:
+    for seed in range(200):
+        scores = np.random.default_rng(seed).lognormal(0, 2, 32)
+        assert approximate(scores, budget, 4) == pytest.approx(waterfill(scores, budget), abs=1e-12)
+
+
+def test_ocs_is_optimal_where_everybody_is_asked() -> None:
+    sampler = Ocs(3, cohort=100)
+    state = asked(sampler, sampler.init(SHARES, 10), SHARES, rng.generator(0))
+    scores = SHARES * np.linalg.norm(UPDATES, axis=2)
+    assert sampler.rates(state, SHARES) == pytest.approx(fill(scores, 3, SHARES))
+
+
+def test_power_of_choice_takes_the_highest_losses() -> None:
+    for name in ("pow-d", "cpow-d"):
+        sampler: Any = SAMPLERS[name](budget=2, candidates=6)  # type: ignore[call-arg]
+        plan, _ = step(sampler, sampler.init(SHARES, 10), SHARES, 0)
+        for s in range(2):
+            losses = np.where(SHARES[s] > 0, LOSSES[s], -1)
+            assert set(plan.client[plan.model == s]) == set(np.argsort(-losses)[:2])
+        assert plan.weight == pytest.approx(0.5)
+    assert SAMPLERS["cpow-d"](examples=7).ask({}, SHARES, rng.generator(0)).examples == 7  # type: ignore[attr-defined,call-arg]
+    sampler = SAMPLERS["rpow-d"](budget=2, candidates=6)  # type: ignore[call-arg]
+    state = {"loss": np.array([[3.0, 2, 9, 1, 0, np.inf], [np.inf, 5, 1, 7, 2, 3]])}
+    plan = sampler.draw(state, SHARES, rng.generator(0))
+    assert sorted(plan.client[plan.model == 0]) == [2, 5]
+    assert sorted(plan.client[plan.model == 1]) == [0, 5], "clients 1 and 3 have no data for it"
+
+
+def test_divfl_is_greedy() -> None:
+    """Against the definition, step by step."""
+    points = np.random.default_rng(3).normal(size=(9, 4))
+    distance = np.linalg.norm(points[:, None] - points, axis=2)
+    assert memory.distances(points @ points.T) == pytest.approx(distance, abs=1e-6)
+    chosen: list[int] = []
+    for _ in range(3):
+        costs = {i: distance[:, [*chosen, i]].min(axis=1).sum() for i in range(9) if i not in chosen}
+        chosen.append(min(costs, key=lambda i: costs[i]))
+    assert divfl.facilities(distance, 3).tolist() == chosen
+
+
+def test_divfl_asks_everybody_once_and_then_keeps_what_it_sees() -> None:
+    sampler: Any = SAMPLERS["divfl"](budget=2)  # type: ignore[call-arg]
+    state = sampler.init(SHARES, 10)
+    question = sampler.ask(state, SHARES, rng.generator(0))
+    assert len(question.rows) == np.count_nonzero(SHARES)
+    _, state = step(sampler, state, SHARES, 0)
+    assert len(sampler.ask(state, SHARES, rng.generator(0)).rows) == 0
+    rows = Plan(np.array([4]), np.array([1]), np.ones(1), np.ones(1))
+    after = sampler.observe(state, SHARES, rows, answers(rows, -UPDATES))
+    assert after["update.1"][4] == pytest.approx(-UPDATES[1, 4])
+    changed = UPDATES[1].copy()
+    changed[4] *= -1
+    changed[[1, 3]] = 0  # no data, never known
+    assert after["gram.1"] == pytest.approx(changed @ changed.T, rel=1e-5, abs=1e-5)
+
+
+def masses(sampler: Any, state: State, row: Array) -> Array:
+    """r[k, i]: stratum k's distribution, read off the segments."""
+    client, mass = sampler.strata(state, 0, row)
+    ends = np.cumsum(mass)
+    out = np.zeros((round(sampler.budget), len(row)))
+    for i, start, end in zip(client, ends - mass, ends, strict=True):
+        for k in range(len(out)):
+            out[k, i] += max(0.0, min(end, k + 1) - max(start, k))
+    return out
+
+
+@pytest.mark.parametrize("name", ["clustered-size", "clustered-similarity"])
+@given(data=st.data())
+def test_clustered_sampling(name: str, data: st.DataObject) -> None:
+    """Strata are distributions, each client has m * share in all, and the variance is no more than with replacement."""
+    clients = data.draw(st.integers(2, 9))
+    shares = data.draw(arrays(float, clients, elements=st.floats(0.01, 1)))
+    shares /= shares.sum()
+    sampler: Any = SAMPLERS[name](budget=data.draw(st.integers(1, clients)))  # type: ignore[call-arg]
+    state = sampler.init(shares[None], 10)
+    updates = data.draw(arrays(np.float32, (clients, 2), elements=st.floats(-1, 1, width=32))).astype(float)
+    if name == "clustered-similarity":
+        state |= {"gram.0": updates @ updates.T}
+    r, m = masses(sampler, state, shares), sampler.budget
+    assert r.sum(axis=1) == pytest.approx(1, abs=1e-6)
+    assert r.sum(axis=0) == pytest.approx(m * shares, abs=1e-6)
+    spread = sum(row @ (updates**2).sum(axis=1) - float(((row @ updates) ** 2).sum()) for row in r) / m**2
+    parts = shares[:, None] * updates
+    assert spread <= variance.of("multinomial", m * shares, parts @ parts.T) + 1e-6
+    plan = sampler.draw(state, shares[None], rng.generator(0))
+    assert plan.weight.sum() == pytest.approx(1)
+    assert plan.probability == pytest.approx(1 - np.prod(1 - r[:, plan.client], axis=0), abs=1e-6)
+
+
+def test_clusters_are_the_likes() -> None:
+    """Two directions, six clients: two strata, one a direction."""
+    angle = memory.angles((lambda u: u @ u.T)(np.array([[1, 0], [2, 0.1], [3, 0], [0, 1], [0.1, 5], [0, 2.0]])))
+    groups = clustered.clusters(angle, np.full(6, 1 / 3))
+    assert sorted(map(sorted, groups)) == [[0, 1, 2], [3, 4, 5]]
+    assert memory.angles(np.diag([1.0, 0, 4]))[0] == pytest.approx([0, 0, math.pi / 2])
+
+
+def test_samplers_that_compare_all_clients_refuse_too_many() -> None:
+    with pytest.raises(BadInput, match="compares every client with every other: 30,000 clients are more than the 5,000 it can take"):
+        SAMPLERS["divfl"]().init(np.full((1, 30_000), 1 / 30_000), 10)
+
+
+def test_a_million_clients_are_no_other_case() -> None:
+    shares = np.random.default_rng(0).random((1, 200_000))
+    shares /= shares.sum()
+    for sampler in (Uniform(100), KVib(100)):
+        plan = sampler.draw(sampler.init(shares, 500), shares, rng.generator(0))
+        assert 50 < len(plan) < 150
+    assert len(Full().draw({}, shares, rng.generator(0))) == 200_000
+
+
+# --- the page
+
+
+def test_the_page_of_samplers_says_what_they_say_of_themselves() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "samplers.md").read_text()
+    rows = [
+        f"| `{row['name']}` | {'yes' if row['unbiased'] else 'no'} | {row['needs']} | {row['costs']} |"
+        for row in registry.table("samplers")
+    ]
+    found = re.findall(r"^\| `.*$", page[page.index("| sampler | unbiased |") :].split("\n\n")[0], re.M)
+    assert found == rows

@@ -30,7 +30,7 @@ def branching(shape: tuple[int, ...], classes: int) -> nn.Module:
     return Branching(shape[0], classes)
 
 
-def convolution(shape: tuple[int, ...], classes: int) -> nn.Module:
+def convolution(classes: int) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, classes))
 
 
@@ -96,7 +96,7 @@ def test_some_of_the_models_in_any_order(name: str) -> None:
 def test_more_models_than_a_stack_and_more_examples_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rota.engine.score.STACK", 3)
     monkeypatch.setattr("rota.engine.score.BATCH", 7)
-    batched, plain, models = pair([Task(linear, federation(SIZES)) for _ in range(1)] * 8)
+    batched, plain, models = pair([Task(linear, federation(SIZES))] * 8)
     assert_same(batched.evaluate(models), plain.evaluate(models))
 
 

@@ -14,6 +14,7 @@ from rota.engine import Devices
 from rota.errors import BadInput
 from rota.estimate import Server
 from rota.loop import Experiment
+from rota.metrics import check as check_metrics
 from rota.plan import Task, top1
 
 
@@ -32,6 +33,7 @@ def check(experiment: Experiment) -> None:
     check_clients(experiment.tasks)
     check_devices(experiment.devices)
     check_server(experiment.server)
+    check_metrics(experiment.metrics, experiment.sampler, experiment.shares, experiment.rounds)
 
 
 def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:

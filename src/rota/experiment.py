@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from rota import loop, weights
+from rota.availability import Availability
 from rota.check import check
 from rota.engine import Devices, Engine, make
 from rota.estimate import Estimator, Server, Sgd, Unbiased
 from rota.loop import Experiment, State
+from rota.metrics import SUMMED, Meter
 from rota.plan import Task
 from rota.record import Record, columns, reached
 from rota.sampling import Sampler, Uniform
@@ -68,10 +70,12 @@ def run(
     estimator: Estimator | None = None,
     server: Server | None = None,
     devices: Devices | None = None,
+    availability: Availability | None = None,
     rounds: int = 100,
     seed: int = 0,
     evaluate: int = 1,
     target: float | None = None,
+    metrics: Sequence[str] = (),
     engine: str = "auto",
     device: str = "auto",
     precision: str = "fp32",
@@ -82,6 +86,7 @@ def run(
     """Train the tasks together for some rounds.
 
     With `out` the run is kept in that folder and can be resumed after a crash, exactly. `watch` is called with each round's record.
+    `metrics` are measures of the sampler to be written with every round (rota.metrics): "regret", "variance" ...
     """
     experiment = Experiment(
         tasks,
@@ -89,10 +94,12 @@ def run(
         estimator or Unbiased(),
         server or Sgd(),
         devices or Devices(),
+        availability or Availability(),
         rounds,
         seed,
         evaluate,
         target,
+        metrics,
     )
     return execute(
         experiment, engine=engine, device=device, precision=precision, out=Path(out) if out else None, resume=resume, watch=watch
@@ -132,12 +139,17 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
         state, spent = folder.read_state(state)
         records = folder.records()
         folder.write_data(experiment)
+    meter = Meter(experiment.metrics, experiment.sampler, machine, records[-1] if records else {}) if experiment.metrics else None
     began = saved = time.monotonic()
+
+    def wall(now: float) -> float:
+        return spent + now - began - (meter.seconds if meter else 0.0)
+
     pause = CHECKPOINT_SECONDS
     done = bool(records) and reached(records[-1], experiment.target)
     try:
         while state.round < experiment.rounds and not done:
-            after, entry = loop.play(experiment, machine, state)
+            after, entry = loop.play(experiment, machine, state, meter)
             if folder:
                 folder.append(entry)
             state = after  # only now: a checkpoint of a round whose line is not written could not be resumed
@@ -145,7 +157,7 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
             done = reached(entry, experiment.target)
             if folder and time.monotonic() - saved > pause:
                 start = time.monotonic()
-                folder.save(state, spent + start - began)
+                folder.save(state, wall(start))
                 saved = time.monotonic()
                 pause = max(CHECKPOINT_SECONDS, CHECKPOINT_COSTS * (saved - start))
             if watch:
@@ -153,8 +165,8 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
     finally:
         # whatever ended the rounds, the last whole one is kept
         if folder:
-            folder.save(state, spent + time.monotonic() - began)
-    summary = summarise(experiment, records, spent + time.monotonic() - began)
+            folder.save(state, wall(time.monotonic()))
+    summary = summarise(experiment, records, wall(time.monotonic()))
     if folder:
         folder.write_models(experiment, state)
         folder.write_summary(summary)
@@ -172,7 +184,8 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
         if experiment.target is not None:
             hits = [line["round"] for line in tested if line["models"][name]["accuracy"] >= experiment.target]
             models[name]["rounds_to_target"] = hits[0] if hits else None
-    totals = {key: records[-1][key] for key in ("seconds", "bytes_up", "bytes_down", "server_bytes")}
+    measured = [f"{name}_total" for name in SUMMED if name in experiment.metrics]
+    totals = {key: records[-1][key] for key in ("seconds", "bytes_up", "bytes_down", "server_bytes", *measured)}
     return {
         "rounds": len(records),
         "accuracy": last["accuracy"],
@@ -193,7 +206,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         return {"name": type(value).__name__, **{k: v for k, v in given.items() if isinstance(v, str | int | float)}}
 
     numbers = {k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target") if getattr(experiment, k) is not None}
-    policies = {k: words(getattr(experiment, k)) for k in ("sampler", "estimator", "server", "devices")}
+    policies = {k: words(getattr(experiment, k)) for k in ("sampler", "estimator", "server", "devices", "availability")}
+    numbers |= {"metrics": list(experiment.metrics)} if experiment.metrics else {}
     tasks = []
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         work = {f.name: getattr(task, f.name) for f in fields(task) if isinstance(getattr(task, f.name), str | int | float)}

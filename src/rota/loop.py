@@ -1,6 +1,7 @@
 """The round. Read this first.
 
-    plan    = who trains what                        sampler.draw
+    shares  = who has what, and can be reached       availability.step
+    plan    = who trains what                        sampler.ask, sampler.draw
     chunks  = what came back, as it comes            engine.train
     models  = models - estimate of the full update   estimator, server
     state   = what the next round decides from       sampler.observe
@@ -11,18 +12,19 @@ addressed by (seed, purpose, round, client, model), so nothing depends on how fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-
-import numpy as np
-import torch
 
 from rota import plan as nouns
 from rota import rng
+from rota.availability import Availability
 from rota.data.federation import Array
 from rota.engine import Devices, Engine
 from rota.estimate import Estimate, Estimator, Server, Sgd, Tensors, Unbiased
-from rota.plan import Chunk, Seen, Task
+from rota.metrics import Meter
+from rota.plan import Seen, Task, admit
+from rota.probe import price, probe
 from rota.record import Record, record
 from rota.sampling import Sampler
 from rota.weights import Weights
@@ -37,12 +39,15 @@ class Experiment:
     estimator: Estimator = field(default_factory=Unbiased)
     server: Server = field(default_factory=Sgd)
     devices: Devices = field(default_factory=Devices)
+    availability: Availability = field(default_factory=Availability)
     rounds: int = 100
     seed: int = 0
     evaluate: int = 1
     """Every how many rounds the models are tested (the last round always is)."""
     target: float | None = None
     """Stop once every model's accuracy is at least this."""
+    metrics: Sequence[str] = ()
+    """What is also measured of the sampler in every round (rota.metrics), at no cost to the run."""
 
     @cached_property
     def shares(self) -> Array:
@@ -69,32 +74,37 @@ class State:
     """The virtual clock: synchronous rounds, each as long as its slowest row."""
     bytes_up: int = 0
     bytes_down: int = 0
+    availability: nouns.State = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """What the server holds between rounds."""
         tensors = [*self.estimator.values(), *(t for moments in self.server for t in moments.values())]
-        return sum(m.nbytes for m in self.models) + sum(a.nbytes for a in self.sampler.values()) + sum(t.nbytes for t in tensors)
+        arrays = [*self.sampler.values(), *self.availability.values()]
+        return sum(m.nbytes for m in self.models) + sum(a.nbytes for a in arrays) + sum(t.nbytes for t in tensors)
 
 
 def begin(experiment: Experiment, engine: Engine) -> State:
     """The state before the first round."""
-    models = engine.initial()
+    models, clients = engine.initial(), experiment.tasks[0].data.clients
     return State(
         round=0,
         models=models,
-        sampler=experiment.sampler.init(experiment.shares),
-        estimator=experiment.estimator.init(models, experiment.tasks[0].data.clients),
+        sampler=experiment.sampler.init(experiment.shares, experiment.rounds),
+        estimator=experiment.estimator.init(models, clients),
         server=[{} for _ in models],
+        availability=experiment.availability.init(clients),
     )
 
 
-def play(experiment: Experiment, engine: Engine, state: State) -> tuple[State, Record]:
-    """One round: the new state, and what is written of it."""
-    now = state.round + 1
-    plan = experiment.sampler.draw(state.sampler, experiment.shares, rng.generator(rng.key(experiment.seed, "draw", now)))
+def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | None = None) -> tuple[State, Record]:
+    """One round: the new state, and what is written of it, with what `meter` says."""
+    now, sampler = state.round + 1, experiment.sampler
+    shares, availability = experiment.availability.step(state.availability, experiment.shares, experiment.seed, now)
+    memory, asked = probe(sampler, state.sampler, shares, engine, state.models, now, experiment.seed)
+    plan = sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now)))
 
-    seen = Seen.nothing(len(plan))
+    seen = Seen.nothing(len(plan), updates="updates" in getattr(sampler, "needs", ""))
     sums = experiment.estimator.begin(state.estimator, state.models, plan)
     for chunk in engine.train(state.models, plan, now):
         chunk = admit(chunk)
@@ -105,29 +115,22 @@ def play(experiment: Experiment, engine: Engine, state: State) -> tuple[State, R
 
     estimates, estimator = experiment.estimator.finish(state.estimator, sums)
     models, server = apply(experiment.server, state.models, estimates, state.server)
-    row_bytes = np.array([model.nbytes for model in state.models], np.int64)[plan.model]
+    cost = price(engine, state.models, plan, seen, asked)
     new = State(
         round=now,
         models=models,
-        sampler=experiment.sampler.observe(state.sampler, plan, seen),
+        sampler=sampler.observe(memory, shares, plan, seen),
         estimator=estimator,
         server=server,
-        seconds=state.seconds + float(np.nanmax(seen.seconds, initial=0.0)),
-        bytes_up=state.bytes_up + int(row_bytes[seen.ok].sum()),
-        bytes_down=state.bytes_down + int(row_bytes.sum()),
+        availability=availability,
+        seconds=state.seconds + cost.seconds,
+        bytes_up=state.bytes_up + cost.bytes_up,
+        bytes_down=state.bytes_down + cost.bytes_down,
     )
     test = now % experiment.evaluate == 0 or now == experiment.rounds
-    totals = {"seconds": new.seconds, "bytes_up": new.bytes_up, "bytes_down": new.bytes_down, "server_bytes": new.nbytes}
+    totals: Record = {"seconds": new.seconds, "client_seconds": cost.client_seconds, "bytes_up": new.bytes_up, "bytes_down": new.bytes_down}
+    totals |= {"server_bytes": new.nbytes, **(meter(memory, shares, state.models, now) if meter else {})}
     return new, record(now, experiment.names, plan, seen, engine.evaluate(models) if test else None, totals)
-
-
-def admit(chunk: Chunk) -> Chunk:
-    """Turn rows that cannot be used into failed rows, with the reason."""
-    finite = torch.isfinite(chunk.update).all(dim=1) & torch.isfinite(chunk.buffers).all(dim=1)
-    if bool(finite.all()):
-        return chunk
-    reason = [old if fine or old else "the update is not finite" for old, fine in zip(chunk.reason, finite.tolist(), strict=True)]
-    return replace(chunk, reason=reason)
 
 
 def apply(server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]) -> tuple[list[Weights], list[Tensors]]:

@@ -1,11 +1,12 @@
-"""The nouns: Task (what is learnt), Plan (who trains what this round), Chunk (what came back), Seen (what policies observe)."""
+"""The nouns: Task (what is learnt), Plan (who trains what this round), Question (what a sampler asks before it draws), Chunk (what came
+back), Seen (what policies observe)."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -86,7 +87,7 @@ class Plan:
     """One round's rota: row r says that client[r] trains model[r], drawn with probability[r], to count weight[r].
 
     `weight` is what makes the weighted sum of updates estimate full participation: share / probability, where the pair was
-    drawn once. Rows are unique: a pair drawn twice is one row of twice the weight.
+    drawn once. Rows are unique: a pair drawn twice is one row of twice the weight. A probability is NaN where it has no closed form.
     """
 
     client: Array
@@ -96,6 +97,18 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.client)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a sampler asks of some pairs before it draws: to train, and say the update's norm or send it; or to say the model's loss.
+
+    A loss is the mean over all the client's training examples, or over `examples` of them at random.
+    """
+
+    rows: Plan
+    what: Literal["norm", "update", "loss"]
+    examples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,20 +130,33 @@ class Chunk:
     reason: list[str]
 
 
+def admit(chunk: Chunk) -> Chunk:
+    """Turn rows that cannot be used into failed rows, with the reason."""
+    finite = torch.isfinite(chunk.update).all(dim=1) & torch.isfinite(chunk.buffers).all(dim=1)
+    if bool(finite.all()):
+        return chunk
+    reason = [old if fine or old else "the update is not finite" for old, fine in zip(chunk.reason, finite.tolist(), strict=True)]
+    return replace(chunk, reason=reason)
+
+
 @dataclass
 class Seen:
-    """What the server saw of each plan row, as arrays over rows (NaN for rows that failed): all that policies learn from."""
+    """What the server saw of each plan row, as arrays over rows (NaN for rows that failed): all that policies learn from.
+
+    The updates themselves are kept (row -> update) only for a sampler that needs them.
+    """
 
     norm: Array
     loss: Array
     examples: Array
     seconds: Array
     reason: list[str]
+    update: dict[int, Array] | None = None
 
     @classmethod
-    def nothing(cls, rows: int) -> Seen:
+    def nothing(cls, rows: int, updates: bool = False) -> Seen:
         norm, loss, examples, seconds = np.full((4, rows), np.nan)
-        return cls(norm, loss, examples, seconds, ["no reply"] * rows)
+        return cls(norm, loss, examples, seconds, ["no reply"] * rows, {} if updates else None)
 
     @property
     def ok(self) -> Array:
@@ -146,3 +172,5 @@ class Seen:
         self.seconds[rows] = chunk.seconds[ok]
         for row, reason in zip(chunk.rows, chunk.reason, strict=True):
             self.reason[row] = reason
+        if self.update is not None:
+            self.update |= dict(zip(rows.tolist(), chunk.update.cpu().numpy()[ok], strict=True))

@@ -1,10 +1,11 @@
 """Recipes: a TOML text that says what to run. `resolve` checks it and fills every default; `build` makes the objects.
 
-rounds = 100                        # also: seed, evaluate, target, summary
+rounds = 100                        # also: seed, evaluate, target, metrics, summary
 [sampler]                           # a name and its options; `fraction = 0.1` may stand for `budget`
 name = "uniform"
 budget = 10
-[estimator], [server], [devices]    # likewise, each with a default name
+[estimator], [server]               # likewise, each with a default name
+[devices], [availability]           # options alone
 [[task]]                            # one for each model
 data = "digits"                     # a name, or a table with a name and options
 partition = { name = "iid", clients = 20 }
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rota import registry
+from rota.availability import Availability
 from rota.check import check_numbers
 from rota.data.federation import Federation
 from rota.engine import Devices
@@ -41,7 +43,10 @@ TOP: dict[str, tuple[Any, Any]] = {
     "seed": (int, 0),
     "evaluate": (int, 1),
     "target": (float | None, None),
+    "metrics": (tuple[str, ...], ()),
 }
+WORLD = {"devices": Devices, "availability": Availability}
+"""What the clients are like: tables of options without a name."""
 POLICIES = {"sampler": ("samplers", "uniform"), "estimator": ("estimators", "unbiased"), "server": ("servers", "sgd")}
 _hints = typing.get_type_hints(Task)
 WORK: dict[str, tuple[Any, Any]] = {
@@ -155,11 +160,12 @@ def _into(place: Any, step: str, path: str) -> list[Any]:
 
 def resolve(raw: Config) -> Config:
     """The recipe with every key checked and every default filled in: what config.toml holds. Keys that are None are left out."""
-    _known("", raw, {*TOP, *POLICIES, "devices", "task"})
+    _known("", raw, {*TOP, *POLICIES, *WORLD, "task"})
     config = _plain("", raw, TOP)
     for key, (kind, default) in POLICIES.items():
         config[key] = _table(key, kind, raw.get(key, {}), default)
-    config["devices"] = registry.fill("devices", "devices", Devices, _table_of("devices", raw.get("devices", {})))
+    for key, world in WORLD.items():
+        config[key] = registry.fill(key, key, world, _table_of(key, raw.get(key, {})))
     tasks = raw.get("task", [])
     tasks = tasks if isinstance(tasks, list) else [tasks]
     if not tasks:
@@ -252,7 +258,7 @@ def build(config: Config) -> Experiment:
         sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].data.clients))
     policies = {key: _make(kind, sampler if key == "sampler" else config[key]) for key, (kind, _) in POLICIES.items()}
     plain: Config = {key: config.get(key) for key in TOP if key != "summary"}
-    return Experiment(tasks=tasks, devices=Devices(**config["devices"]), **policies, **plain)
+    return Experiment(tasks=tasks, **{key: world(**config[key]) for key, world in WORLD.items()}, **policies, **plain)
 
 
 def _options(table: Config) -> Config:

@@ -28,15 +28,15 @@ def record(now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Scor
                 low, middle, high = np.nanquantile(by_client, [0.1, 0.5, 0.9]).tolist()
                 entry["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
         models[name] = entry
+    known = plan.probability[~np.isnan(plan.probability)]
     return {
         "round": now,
         "accuracy": float(np.mean([score.accuracy for score in scores])) if scores else None,
         "loss": float(np.mean([score.loss for score in scores])) if scores else None,
         "models": models,
         "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
-        "probability": {"min": _or_none(np.min, plan.probability), "max": _or_none(np.max, plan.probability)},
+        "probability": {"min": _or_none(np.min, known), "max": _or_none(np.max, known)},
         **totals,
-        "client_seconds": float(np.nansum(seen.seconds)),
         "failures": [
             {"client": int(plan.client[row]), "model": names[plan.model[row]], "reason": seen.reason[row]}
             for row in np.flatnonzero(~seen.ok)

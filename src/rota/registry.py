@@ -61,6 +61,15 @@ def summary(member: Callable[..., Any]) -> str:
     return (inspect.getdoc(member) or "").partition("\n")[0]
 
 
+def table(kind: str) -> list[dict[str, Any]]:
+    """The members of a kind as `rota list` shows them; samplers also say whether they are unbiased, what they need and what it costs."""
+    rows = []
+    for name, member in KINDS[kind].items():
+        says = {fact: getattr(member, fact) for fact in ("unbiased", "needs", "costs") if hasattr(member, fact)}
+        rows.append({"name": name, "summary": summary(member), "options": list(options(kind, member)), **says})
+    return rows
+
+
 def options(kind: str, member: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """What a member can be given in a recipe: name -> (type, default); a default of `inspect.Parameter.empty` means required."""
     try:

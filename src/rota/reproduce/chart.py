@@ -20,6 +20,8 @@ class Line:
     y: Sequence[float]
     colour: int = 0
     dashed: bool = False
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+    """The least and the largest y it may as well have: drawn as a shade."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Chart:
 def svg(chart: Chart) -> str:
     """The chart as a self-contained SVG document."""
     x_ticks = ticks([value for line in chart.lines for value in line.x])
-    y_ticks = ticks([value for line in chart.lines for value in line.y])
+    y_ticks = ticks([value for line in chart.lines for values in (line.y, *(line.band or ())) for value in values])
 
     def across(value: float) -> float:
         return LEFT + (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
@@ -60,6 +62,10 @@ def svg(chart: Chart) -> str:
     for line in chart.lines:
         path = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
         colour = COLOURS[line.colour % len(COLOURS)]
+        if line.band:
+            corners = [*zip(line.x, line.band[0], strict=True), *reversed([*zip(line.x, line.band[1], strict=True)])]
+            shade = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in corners)
+            out.append(f'<path d="{shade}Z" fill="{colour}" fill-opacity="0.12"/>')
         out.append(_stroke(path, colour, line.dashed, 1.8))
         if line.name:
             out.append(_stroke(f"M{WIDTH - RIGHT + 12} {entry}h24", colour, line.dashed, 1.8))

@@ -1,10 +1,14 @@
-"""Sampling procedures: from probabilities over pairs (model, client) to a plan whose weighted sum is unbiased.
+"""Sampling procedures: from rates over pairs (model, client) to a plan whose weighted sum is unbiased.
 
 All take and return the whole matrix [models, clients]; the weights make E[sum of weight * update] = sum of share * update
-for every model.
+for every model. `variance.py` has what each of them costs in variance (S1 Lemma 2).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,13 +16,36 @@ from rota.data.federation import Array
 from rota.errors import BadInput
 from rota.plan import Plan
 
+Procedure = Literal["fixed", "independent", "multinomial", "sequential"]
+Weighted = Literal["independent", "multinomial", "sequential"]
+COLUMNS = ("client", "model", "probability", "weight")
+
+
+def by(procedure: Procedure, rates: Array, shares: Array, generator: np.random.Generator) -> Plan:
+    """A plan from rates, whose rows sum to the number of clients that a model wants.
+
+    "independent" takes them as probabilities, "multinomial" and "sequential" draw in proportion to them, "fixed" draws uniformly.
+    """
+    if procedure == "independent":
+        return independent(rates, shares, generator)
+    draws = round(float(rates.sum(axis=1).max()))
+    if procedure == "fixed":
+        return fixed(draws, shares, generator)
+    return (multinomial if procedure == "multinomial" else sequential)(rates, draws, shares, generator)
+
+
+def everybody(shares: Array) -> Plan:
+    """Every pair that has data; weight = share."""
+    model, client = np.divmod(np.flatnonzero(shares), shares.shape[1])
+    return Plan(client, model, np.ones(len(client)), shares[model, client])
+
 
 def independent(probability: Array, shares: Array, generator: np.random.Generator) -> Plan:
-    """Poisson sampling: every pair by its own coin; weight = share / p. Variance sum (1/p - 1) share^2 |g|^2.
+    """Poisson sampling: every pair by its own coin; weight = share / p.
 
     The cohort's size is random, and an empty one leaves the models as they are.
     """
-    model, client = np.nonzero(generator.random(shares.shape) < probability)
+    model, client = np.divmod(np.flatnonzero(generator.random(shares.shape) < probability), shares.shape[1])
     p = probability[model, client]
     return Plan(client, model, p, shares[model, client] / p)
 
@@ -28,31 +55,92 @@ def fixed(size: int, shares: Array, generator: np.random.Generator) -> Plan:
 
     A model with fewer clients than that gets all of them.
     """
-    plans = []
-    for model, row in enumerate(shares):
-        owners = np.flatnonzero(row)
+
+    def drawn_for(model: int) -> Plan:
+        owners = np.flatnonzero(shares[model])
         drawn = np.sort(generator.choice(owners, min(size, len(owners)), replace=False))
-        p = len(drawn) / len(owners)
-        plans.append(Plan(drawn, np.full(len(drawn), model), np.full(len(drawn), p), row[drawn] / p))
-    return concatenate(plans)
+        p = np.full(len(drawn), len(drawn) / len(owners))
+        return Plan(drawn, np.full(len(drawn), model), p, shares[model, drawn] / p)
+
+    return _every_model(drawn_for, shares)
 
 
 def multinomial(probability: Array, draws: int, shares: Array, generator: np.random.Generator) -> Plan:
-    """For every model, `draws` clients with replacement from its row of probabilities q, which sums to 1.
+    """For every model, `draws` clients with replacement, each with its chance q, in proportion to the row of probabilities.
 
     A client drawn c times is one row of weight c * share / (draws * q). `Plan.probability` is the chance to be drawn at all.
     """
-    plans = []
-    for model, (q, row) in enumerate(zip(probability, shares, strict=True)):
-        drawn, count = np.unique(generator.choice(len(q), draws, p=q), return_counts=True)
-        weight = count * row[drawn] / (draws * q[drawn])
-        plans.append(Plan(drawn, np.full(len(drawn), model), 1 - (1 - q[drawn]) ** draws, weight))
-    return concatenate(plans)
+
+    def drawn_for(model: int) -> Plan:
+        ends = np.cumsum(probability[model])
+        place = np.searchsorted(ends, ends[-1] * generator.random(draws), side="right")
+        drawn, count = np.unique(np.minimum(place, np.searchsorted(ends, ends[-1])), return_counts=True)
+        q = probability[model, drawn] / ends[-1]
+        return Plan(drawn, np.full(len(drawn), model), 1 - (1 - q) ** draws, count * shares[model, drawn] / (draws * q))
+
+    return _every_model(drawn_for, probability)
+
+
+def sequential(probability: Array, draws: int, shares: Array, generator: np.random.Generator) -> Plan:
+    """For every model, `draws` clients one after the other without replacement, each in proportion to its row among those left.
+
+    The weights are those of the ordered estimator (Raj 1956): the k-th to be drawn, with chance q among those left, counts
+    share / draws * (1/q + draws - k). The chance to be drawn at all has no closed form (it is not draws * q): NaN.
+    """
+
+    def drawn_for(model: int) -> Plan:
+        able = np.flatnonzero(probability[model])
+        size, q = min(draws, len(able)), probability[model, able]
+        arrival = generator.standard_exponential(len(able)) / q  # the order of arrival is distributed as the order of the draws
+        first = np.argpartition(arrival, size - 1)[:size]
+        first = first[np.argsort(arrival[first])]
+        left = np.delete(q, first).sum() + np.cumsum(q[first][::-1])[::-1]  # before each turn
+        weight = shares[model, able[first]] / size * (left / q[first] + np.arange(size)[::-1])
+        return Plan(able[first], np.full(size, model), np.full(size, np.nan), weight)
+
+    return _every_model(drawn_for, probability)
+
+
+def _every_model(drawn_for: Callable[[int], Plan], chances: Array) -> Plan:
+    """The rows of every model that has clients to draw from."""
+    return concatenate([drawn_for(model) for model in np.flatnonzero(chances.any(axis=1)).tolist()])
 
 
 def concatenate(plans: list[Plan]) -> Plan:
     """The rows of several plans as one."""
-    return Plan(*(np.concatenate([getattr(plan, name) for plan in plans]) for name in ("client", "model", "probability", "weight")))
+    nothing = Plan(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
+    return Plan(*(np.concatenate([getattr(plan, name) for plan in (nothing, *plans)]) for name in COLUMNS))
+
+
+def rows(plan: Plan, some: Array) -> Plan:
+    """Some rows of a plan, in that order."""
+    return Plan(*(getattr(plan, name)[some] for name in COLUMNS))
+
+
+def mean(plan: Plan) -> Plan:
+    """The same rows, to be averaged: each model's weights are 1 / their number. For samplers that are biased by design."""
+    return replace(plan, weight=1 / np.bincount(plan.model)[plan.model])
+
+
+def uniform(shares: Array) -> Array:
+    """For every model, 1 / N for each of its N clients."""
+    owns = shares > 0
+    return np.asarray(owns / np.maximum(owns.sum(axis=1, keepdims=True), 1))
+
+
+def mix(rates: Array, theta: Array, budget: float, shares: Array) -> Array:
+    """(1 - theta) rates + theta min(1, budget / N), for the N clients of each model; theta has a value a model."""
+    owns = shares > 0
+    level = theta * np.minimum(1.0, budget / np.maximum(owns.sum(axis=1), 1))
+    mixed: Array = (1 - theta)[:, None] * rates
+    np.add(mixed, level[:, None], out=mixed, where=owns)
+    return mixed
+
+
+def restrict(rates: Array, shares: Array) -> Array:
+    """For every model, the rates of the clients that have data, scaled to sum to 1."""
+    kept = rates * (shares > 0)
+    return np.asarray(kept / np.maximum(kept.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny))
 
 
 def check_budget(budget: float, clients: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,26 +17,29 @@ class Uniform:
     """Every client equally likely, `budget` of them a round (S0's m = C * N): FedAvg's sampler.
 
     `procedure`: "fixed" draws exactly `budget` clients without replacement, "independent" each by its own coin, "multinomial"
-    with replacement. Several models: each draws its own cohort among the clients that have data for it.
+    with replacement, "sequential" without replacement and with the ordered estimator's weights. Several models: each draws
+    its own cohort among the clients that have data for it.
     """
 
     budget: float = 10
-    procedure: Literal["fixed", "independent", "multinomial"] = "fixed"
+    procedure: draw.Procedure = "fixed"
 
-    def init(self, shares: Array) -> State:
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "nothing"
+    costs: ClassVar[str] = "nothing"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
         draw.check_budget(self.budget, shares.shape[1])
         return {}
 
-    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
-        if self.procedure == "fixed":
-            return draw.fixed(round(self.budget), shares, generator)
-        owns = shares > 0
-        uniform = owns / owns.sum(axis=1, keepdims=True)
-        if self.procedure == "independent":
-            return draw.independent(np.minimum(1.0, self.budget * uniform), shares, generator)
-        return draw.multinomial(uniform, round(self.budget), shares, generator)
+    def rates(self, state: State, shares: Array) -> Array:  # noqa: ARG002
+        rates = self.budget * draw.uniform(shares)
+        return np.minimum(1.0, rates) if self.procedure == "independent" else rates
 
-    def observe(self, state: State, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return draw.by(self.procedure, self.rates(state, shares), shares, generator)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
         return state
 
 
@@ -44,11 +47,15 @@ class Uniform:
 class Full:
     """Everybody trains every model they have data for: what the unbiased samplers estimate."""
 
-    def init(self, shares: Array) -> State:  # noqa: ARG002
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "nothing"
+    costs: ClassVar[str] = "every client trains"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
         return {}
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
-        return draw.independent((shares > 0).astype(np.float64), shares, generator)
+        return draw.everybody(shares)
 
-    def observe(self, state: State, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
         return state

@@ -103,7 +103,8 @@ def _tensors(state: State) -> dict[str, Tensor]:
     for s, (model, moments) in enumerate(zip(state.models, state.server, strict=True)):
         named |= {f"model.{s}.params": model.params, f"model.{s}.buffers": model.buffers}
         named |= {f"server.{s}.{name}": value for name, value in moments.items()}
-    named |= {f"sampler.{name}": torch.from_numpy(np.array(value, order="C")) for name, value in state.sampler.items()}
+    for policy, arrays in (("sampler", state.sampler), ("availability", state.availability)):
+        named |= {f"{policy}.{name}": torch.from_numpy(np.array(value, order="C")) for name, value in arrays.items()}
     named |= {f"estimator.{name}": value for name, value in state.estimator.items()}
     out: dict[str, Tensor] = {}
     taken = set()
@@ -128,6 +129,7 @@ def _state(tensors: dict[str, Tensor], like: State, path: Path) -> State:
         models=[Weights(**_placed(under(f"model.{s}."), {}, device)) for s in range(len(like.models))],
         server=[_placed(under(f"server.{s}."), {}, device) for s in range(len(like.models))],
         sampler={name: value.numpy().copy() for name, value in under("sampler.").items()},
+        availability={name: value.numpy().copy() for name, value in under("availability.").items()},
         estimator=_placed(under("estimator."), like.estimator, device),
     )
 

@@ -1,0 +1,212 @@
+"""K-Vib's theory on its Synthetic task (S1, section 4 and App. F): variance and dynamic regret against the rivals, budgets and gamma.
+
+A part is one sampler at one budget, run from several seeds. A finished part is one file, and is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rota
+from rota import data, models
+from rota.data.federation import Array
+from rota.engine import Engine, Score, make
+from rota.engine.local import Correction
+from rota.errors import BadInput, did_you_mean
+from rota.loop import Experiment, begin, play
+from rota.metrics import Meter
+from rota.plan import Chunk, Plan, Task
+from rota.record import Record, columns
+from rota.reproduce.kvib_theory_page import Found, report
+from rota.reproduce.race import TimeUp
+from rota.reproduce.result import Result, machine
+from rota.sampling import SAMPLERS, draw
+from rota.weights import Weights
+
+ROUNDS, BUDGET = 500, 10
+RIVALS = ("uniform", "vrb", "mabs", "avare")
+MORE = ("osmd", "osmd-adaptive", "osmd-independent")
+"""Rivals that S1 names and does not run."""
+BUDGETS = (5, 20, 60)
+"""Besides 10."""
+BOUNDS = (0.001, 0.003, 0.01, 0.1)
+"""The G that are tried by hand: gamma = G^2 N / (theta K) is from 3.7e-5 to 0.37."""
+SEEDS, SOME_SEEDS, FEW_SEEDS = 5, 3, 2
+"""At K = 10 for what S1 compares; there for the OSMD family and the G; at the other budgets."""
+QUICK_ROUNDS, QUICK_SEEDS, QUICK_BUDGETS, QUICK_BOUNDS = 40, 2, (40,), (0.01, 0.1)
+EVERY = 10
+"""Models are tested, and curves kept, every so many rounds."""
+SECONDS = 13.0
+"""What a run takes, roughly, on one core."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sampler at a budget; `bound` is K-Vib's G where it is given by hand."""
+
+    sampler: str
+    budget: int
+    seeds: int
+    rounds: int = ROUNDS
+    bound: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.sampler}-K{self.budget}" + (f"-G{self.bound:g}" if self.bound else "")
+
+    @property
+    def words(self) -> set[str]:
+        """What `--only` may call it."""
+        return {self.name, self.sampler, f"K{self.budget}"} | ({"G"} if self.bound else set())
+
+
+def parts(quick: bool = False) -> list[Part]:
+    """All parts, in the order they are run in."""
+    seeds, some, few = (QUICK_SEEDS,) * 3 if quick else (SEEDS, SOME_SEEDS, FEW_SEEDS)
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    out = [Part(sampler, BUDGET, seeds, rounds) for sampler in ("kvib", "kvib-full", "optimal", *RIVALS)]
+    out += [Part("kvib", BUDGET, some, rounds, bound) for bound in (QUICK_BOUNDS if quick else BOUNDS)]
+    out += [Part(sampler, BUDGET, some, rounds) for sampler in MORE]
+    for budget in QUICK_BUDGETS if quick else BUDGETS:
+        out += [Part(sampler, budget, few, rounds) for sampler in ("kvib", *RIVALS, *MORE)]
+    return out
+
+
+def chosen(only: str | None) -> list[Part]:
+    """The parts that a list such as "kvib,vrb-K10" names."""
+    if not only:
+        return parts()
+    wanted = {word.strip() for word in only.split(",")}
+    known = set().union(*(part.words for part in parts()))
+    for word in sorted(wanted - known):
+        raise BadInput(f"--only names '{word}', which is no part: {did_you_mean(word, known)}")
+    return [part for part in parts() if part.words & wanted]
+
+
+def estimate(only: str | None = None) -> list[str]:
+    """How much work the parts are, as lines."""
+    some = chosen(only)
+    runs = sum(part.seeds for part in some)
+    lines = [f"{part.name:24}{part.seeds:3} runs of {part.rounds} rounds" for part in some]
+    return [*lines, "", f"{runs} runs, roughly {runs * SECONDS / 60:.0f} minutes of one core"]
+
+
+def kvib_theory(
+    quick: bool = False,
+    *,
+    out: Path | None = None,
+    only: str | None = None,
+    minutes: float | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """K-Vib's regret and variance on its Synthetic task, against its rivals, the budget and gamma (S1 Figures 3, 4 and 7).
+
+    With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
+    there already.
+    """
+    wanted = parts(quick=True) if quick else chosen(only)
+    folder = None if out is None or quick else out / "kvib-theory"
+    found = read(folder) if folder else {}
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    task = Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
+    try:
+        for part in wanted:
+            if part.name in found:
+                continue
+            began = time.monotonic()
+            runs = [run(part, task, seed, deadline) for seed in range(part.seeds)]
+            how = {"seconds": round(time.monotonic() - began, 1), "machine": machine("cpu"), "rota": rota.__version__}
+            found[part.name] = {"part": part.name, **asdict(part), "runs": runs, **how}
+            say(f"{part.name}: regret {np.mean([each['regret'] for each in runs]):.3g}, {how['seconds']:.0f} s")
+            if folder:
+                write(folder, found[part.name])
+    except TimeUp:
+        say("the time is up: what is finished is kept")
+    everything = parts(quick)
+    return report({part.name: found[part.name] for part in everything if part.name in found}, len(everything), quick)
+
+
+def run(part: Part, task: Task, seed: int, deadline: float = math.inf) -> dict[str, Any]:
+    """One run in numbers: sums over its rounds, and at K = 10 curves."""
+    options: dict[str, Any] = {"budget": part.budget} | ({"bound": part.bound} if part.bound else {})
+    experiment = Experiment([task], SAMPLERS[part.sampler](**options), rounds=part.rounds, seed=seed, evaluate=EVERY)
+    engine = Once(make("auto", [task], experiment.devices, seed, "cpu"), experiment.shares)
+    state, lines = begin(experiment, engine), list[Record]()
+    meter = Meter(("cost", "regret", "variance", "improvement", "quality"), experiment.sampler, engine)
+    while state.round < part.rounds:
+        if time.monotonic() > deadline:
+            raise TimeUp
+        state, line = play(experiment, engine, state, meter)
+        lines.append(line)
+    table = columns(lines)
+    tested = range(EVERY - 1, part.rounds, EVERY)
+    out: dict[str, Any] = {name: table[f"{name}_total"][-1] for name in ("cost", "regret", "variance")}
+    out |= {name: float(np.mean(table[name])) for name in ("improvement", "quality")}
+    out |= {"late": sum(table["variance"][part.rounds // 2 :]), "loss": table["loss"][-1], "accuracy": table["accuracy"][-1]}
+    if part.budget == BUDGET and part.bound is None:
+        smooth = {t: np.mean(table["variance"][t + 1 - EVERY : t + 1]) for t in tested}
+        curves: dict[str, Any] = {"regret": table["regret_total"], "variance": smooth, "loss": table["loss"]}
+        out["curves"] = {name: [float(f"{curve[t]:.5g}") for t in tested] for name, curve in curves.items()}
+    return out
+
+
+class Once:
+    """An engine for one model that trains everybody once a round, and answers every plan of the round from that: the measures need all."""
+
+    def __init__(self, engine: Engine, shares: Array) -> None:
+        self.engine, self.everybody = engine, draw.everybody(shares)
+        self.now, self.chunks = 0, list[Chunk]()
+
+    def initial(self) -> list[Weights]:
+        return self.engine.initial()
+
+    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+        assert correction is None
+        if now != self.now:
+            self.now, self.chunks = now, list(self.engine.train(models, self.everybody, now))
+        for chunk in self.chunks:
+            place = {client: row for row, client in enumerate(self.everybody.client[chunk.rows].tolist())}
+            mine = np.flatnonzero(np.isin(plan.client, list(place)))
+            some = [place[client] for client in plan.client[mine].tolist()]
+            arrays = {name: getattr(chunk, name)[some] for name in ("update", "buffers", "loss", "examples", "seconds")}
+            yield replace(chunk, rows=mine, reason=[chunk.reason[row] for row in some], **arrays)
+
+    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
+        return self.engine.evaluate(models, which)
+
+    def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
+        return self.engine.losses(models, plan, now, examples)
+
+    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
+        return self.engine.seconds(model, clients, examples, nbytes)
+
+
+def read(folder: Path) -> dict[str, Found]:
+    """The finished parts of a folder."""
+    out = {}
+    for part in parts():
+        path = folder / f"{part.name}.json"
+        try:
+            out[part.name] = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path} is not a part's file ({error}): remove it to have the part run again") from error
+    return out
+
+
+def write(folder: Path, found: Found) -> None:
+    """Keep a finished part: whole, or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{found['part']}.{os.getpid()}"
+    draft.write_text(json.dumps(found, allow_nan=False) + "\n")
+    draft.replace(folder / f"{found['part']}.json")

@@ -1,0 +1,85 @@
+"""Power-of-Choice (Cho, Wang, Joshi 2020): of some candidates, those with the highest loss train. Biased by design."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.errors import BadInput
+from rota.plan import Plan, Question, Seen, State
+from rota.sampling import draw
+from rota.sampling.feedback import matrix
+
+
+@dataclass(frozen=True)
+class RpowD:
+    """rpow-d: of `candidates` drawn in proportion to their data, the `budget` with the highest loss last seen (Cho et al. 2020).
+
+    Candidates are drawn without replacement; the loss of one that was never drawn counts as infinite. The plain mean of those
+    who train is the estimate. With as many candidates as the budget it is `proportional-mean`.
+    """
+
+    budget: float = 10
+    candidates: int = 20
+
+    unbiased: ClassVar[bool] = False
+    needs: ClassVar[str] = "losses of the drawn"
+    costs: ClassVar[str] = "a number a client on the server"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        if self.candidates < self.budget:
+            raise BadInput(f"sampler.candidates is {self.candidates}: it must be at least sampler.budget, {self.budget:g}")
+        return {"loss": np.full(shares.shape, np.inf)}
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return self._highest(state, draw.sequential(shares, self.candidates, shares, generator))
+
+    def _highest(self, state: State, candidates: Plan) -> Plan:
+        """Of each model's candidates, the `budget` with the highest loss; the first of those that are equal."""
+        order = np.lexsort((-state["loss"][candidates.model, candidates.client], candidates.model))
+        model = candidates.model[order]
+        rank = np.arange(len(order)) - np.searchsorted(model, model)
+        return draw.mean(draw.rows(candidates, order[rank < round(self.budget)]))
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        loss = state["loss"].copy()
+        loss[plan.model[seen.ok], plan.client[seen.ok]] = seen.loss[seen.ok]
+        return {"loss": loss}
+
+
+@dataclass(frozen=True)
+class PowD(RpowD):
+    """pow-d: the candidates first say the global model's loss on their training examples, and the highest train (Cho et al. 2020)."""
+
+    needs: ClassVar[str] = "losses of some"
+    costs: ClassVar[str] = "the candidates evaluate the model"
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.sequential(shares, self.candidates, shares, generator), "loss")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {"loss": matrix(state["loss"].shape, plan, seen.loss)}
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+        return self._highest(state, draw.everybody(np.where(np.isnan(state["loss"]), 0.0, shares)))
+
+
+@dataclass(frozen=True)
+class CpowD(PowD):
+    """cpow-d: the candidates say the loss on `examples` random examples alone: less work before the draw (Cho et al. 2020)."""
+
+    examples: int = 10
+
+    costs: ClassVar[str] = "the candidates evaluate the model on a few examples"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        if self.examples < 1:
+            raise BadInput(f"sampler.examples is {self.examples}: it must be at least 1")
+        return super().init(shares, rounds)
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
+        return replace(super().ask(state, shares, generator), examples=self.examples)

@@ -1,0 +1,122 @@
+"""Clustered sampling (Fraboni et al. 2021): one client from each of m distributions; unbiased, with no more variance than multinomial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.plan import Plan, Seen, State
+from rota.sampling import draw, memory
+
+
+@dataclass(frozen=True)
+class ClusteredSize:
+    """Clustered sampling by size: clients in order of their data fill `budget` strata, and each gives one (Fraboni et al. 2021, Alg. 1).
+
+    A client's mass is budget * share; strata have mass 1, and a client may lie in several. Every draw counts the same.
+    """
+
+    budget: float = 10
+
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "nothing"
+    costs: ClassVar[str] = "nothing"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        return {}
+
+    def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:  # noqa: ARG002
+        """The segments of the line that is cut into strata: clients, and their masses in proportion to the row."""
+        order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)]
+        return order, round(self.budget) * row[order] / row.sum()
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return draw.concatenate([stratified(s, *self.strata(state, s, row), row, generator) for s, row in enumerate(shares) if row.any()])
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return state
+
+
+@dataclass(frozen=True)
+class ClusteredSimilarity(ClusteredSize):
+    """Clustered sampling by similarity: strata of clients whose last updates point the same way (Fraboni et al. 2021, Alg. 2).
+
+    Ward's linkage of the angles between the clients' last updates (0 with one that is not known yet), cut so that no cluster's mass
+    exceeds 1; the `budget` heaviest clusters each begin a stratum, and the clients of the others fill what is free.
+    A client with a mass above 1 has strata of its own.
+    """
+
+    needs: ClassVar[str] = "updates of the drawn"
+    costs: ClassVar[str] = "an update a client and all angles on the server, clustered in every round"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        return {**super().init(shares, rounds), **memory.begin(shares)}
+
+    def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
+        owners = np.flatnonzero(row)
+        mass = round(self.budget) * row[owners] / row.sum()
+        alone = np.floor(mass)
+        angle = memory.angles(state[f"gram.{model}"][np.ix_(owners, owners)])
+        client, part = pour(clusters(angle, mass - alone), mass - alone)
+        whole = np.flatnonzero(alone)
+        return owners[np.concatenate([whole, client])], np.concatenate([alone[whole], part])
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return memory.remember(state, plan, seen)
+
+
+def stratified(model: int, client: Array, mass: Array, row: Array, generator: np.random.Generator) -> Plan:
+    """One client from each stratum of the line of segments (client, mass), cut at 1, 2, 3 ...
+
+    A client's mass is strata * share / sum of shares, so that a client drawn c times counts c * sum of shares / strata.
+    """
+    ends = np.cumsum(mass)
+    strata = round(float(ends[-1]))
+    place = np.searchsorted(ends, np.arange(strata) + generator.random(strata), side="right")
+    drawn, count = np.unique(client[np.minimum(place, len(client) - 1)], return_counts=True)
+    mine = np.flatnonzero(np.isin(client, drawn))  # the segments of those drawn: how likely were they to be missed?
+    start, end = ends[mine] - mass[mine], ends[mine]
+    cut = np.minimum(np.floor(start) + 1, end)
+    whole, last = np.divmod(end - cut, 1.0)
+    missed = np.ones(len(row))
+    np.multiply.at(missed, client[mine], (1 - (cut - start)) * (1 - last) * (whole == 0))
+    return Plan(drawn, np.full(len(drawn), model), 1 - missed[drawn], count * row.sum() / strata)
+
+
+def clusters(distance: Array, mass: Array) -> list[list[int]]:
+    """Ward's tree, cut where a cluster's mass would exceed 1: the largest subtrees that do not."""
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    found = {leaf: [leaf] for leaf in range(len(mass))}
+    if len(mass) > 1:
+        tree = linkage(squareform(distance, checks=False), "ward")
+        for node, (one, two) in enumerate(tree[:, :2].astype(int).tolist(), start=len(mass)):
+            if one in found and two in found and mass[found[one] + found[two]].sum() <= 1 + 1e-9:
+                found[node] = found.pop(one) + found.pop(two)
+    return list(found.values())
+
+
+def pour(groups: list[list[int]], mass: Array) -> tuple[Array, Array]:
+    """Segments (client, mass) that fill strata of mass 1: the heaviest groups each begin one, the clients of the others fill them up."""
+    strata = round(float(mass.sum()))
+    groups = sorted(groups, key=lambda group: -mass[group].sum())
+    rest = [[client, mass[client]] for group in groups[strata:] for client in group]
+    client, part = list[int](), list[float]()
+    for group in groups[:strata]:
+        client += group
+        part += mass[group].tolist()
+        free = 1 - mass[group].sum()
+        while rest and free > 0:
+            poured = min(free, rest[0][1])
+            client.append(rest[0][0])
+            part.append(poured)
+            free -= poured
+            rest[0][1] -= poured
+            if rest[0][1] <= 0:
+                rest.pop(0)
+    return np.array(client, np.int64), np.array(part)

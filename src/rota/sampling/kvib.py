@@ -1,0 +1,92 @@
+"""K-Vib (S1): follow the regularised leader over the clients' scores, and toss an independent coin for every client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.plan import Plan, Question, Seen, State
+from rota.sampling import draw, leader
+from rota.sampling.feedback import Feedback, feedback, matrix
+from rota.sampling.waterfill import fill
+
+
+@dataclass(frozen=True)
+class KVib:
+    """K-Vib: learns from the drawn clients' update norms whom to draw, and stays unbiased (S1 Algorithm 2).
+
+    With pi_t(i) = share_i |g_i|, the server keeps omega_i, an unbiased estimate of the sum of pi_t(i)^2 so far, and draws with
+
+        p  = waterfill(sqrt(omega + gamma), budget)            Lemma 7, the minimiser of eq. 8
+        p~ = (1 - theta) p + theta budget / N                  eq. 9
+        omega_i += pi_t(i)^2 / p~_i    for the drawn
+
+    `theta` is (N / (T budget))^(1/3), T the run's rounds, unless given (Theorem 8). `gamma` is how much scores must differ before
+    p does: unless given it is G^2 N / (theta budget) (Theorem 8), where `bound` gives G, a bound on pi; and where that is not
+    given either, the mean pi^2 of the first cohort that comes back, which needs no knowledge of the scale (in the place of G^2
+    that mean would make it slow to leave uniform sampling). `linear` leaves the square root out, as K-Vib's published code does.
+    """
+
+    budget: float = 10
+    theta: float | None = None
+    gamma: float | None = None
+    bound: float | None = None
+    linear: bool = False
+
+    procedure: ClassVar[draw.Procedure] = "independent"
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "norms of the drawn"
+    costs: ClassVar[str] = "a number a client on the server"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        draw.check_budget(self.budget, shares.shape[1])
+        usual = np.minimum(1.0, np.cbrt((shares > 0).sum(axis=1) / (rounds * self.budget)))
+        return leader.begin(shares, self.budget, usual, self.theta, self.gamma, self.bound)
+
+    def rates(self, state: State, shares: Array) -> Array:
+        """p~ (eq. 9)."""
+        return draw.mix(self._leader(state, shares), state["theta"], self.budget, shares)
+
+    def _leader(self, state: State, shares: Array) -> Array:
+        """p (Lemma 7)."""
+        scores = leader.sums(state)
+        return fill(scores if self.linear else np.sqrt(scores), self.budget, shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return draw.independent(self.rates(state, shares), shares, generator)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
+        back = feedback(shares, plan, seen)
+        return leader.learn(state, back, back.score**2 / plan.probability[back.row])
+
+
+@dataclass(frozen=True)
+class KVibFull(KVib):
+    """K-Vib with full feedback: every client's norm is known after each round, so nothing is estimated and nothing mixed in.
+
+    omega_i += pi_t(i)^2 for all, and p = waterfill(sqrt(omega + gamma), budget) from the rounds before (S1 eq. 8). What K-Vib could
+    do at best: all clients train in every round.
+    """
+
+    needs: ClassVar[str] = "norms of all"
+    costs: ClassVar[str] = "every client trains"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.everybody(shares), "norm")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {**state, "norm": matrix(state["norm"].shape, plan, seen.norm)}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        return self._leader(state, shares)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        everybody = draw.everybody(shares)
+        score = np.nan_to_num(everybody.weight * state["norm"][everybody.model, everybody.client])
+        return leader.learn(state, Feedback(np.arange(len(score)), everybody.model, everybody.client, score), score**2)

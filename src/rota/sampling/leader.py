@@ -1,0 +1,39 @@
+"""What K-Vib and Vrb share: they follow the regularised leader, omega + gamma, and mix in a part theta of uniform sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.errors import BadInput
+from rota.plan import State
+from rota.sampling.feedback import Feedback, first_scale
+
+
+def begin(shares: Array, draws: float, usual: Array, theta: float | None, gamma: float | None, bound: float | None) -> State:
+    """The state before the first round: nothing seen. `usual` is the theta of each model where none is given.
+
+    gamma is the given one, or G^2 N / (theta draws) of the given `bound` G, or NaN: not known yet.
+    """
+    for name, value, most in (("theta", theta, 1.0), ("gamma", gamma, np.inf), ("bound", bound, np.inf)):
+        if value is not None and not 0 < value <= most:
+            raise BadInput(f"sampler.{name} is {value:g}: it must be above 0" + " and at most 1" * (most == 1))
+    if gamma is not None and bound is not None:
+        raise BadInput("sampler.gamma and sampler.bound both set the regulariser: give one of them")
+    mixed = usual if theta is None else np.full(len(shares), theta)
+    regulariser = np.full(len(shares), np.nan if gamma is None else gamma)
+    if bound is not None:
+        regulariser = bound**2 * (shares > 0).sum(axis=1) / (mixed * draws)
+    return {"omega": np.zeros(shares.shape), "theta": mixed, "gamma": regulariser}
+
+
+def learn(state: State, back: Feedback, estimate: Array) -> State:
+    """omega grows by the estimates of pi^2; a gamma that is not known yet becomes the mean pi^2 of this first cohort."""
+    omega = state["omega"].copy()
+    omega[back.model, back.client] += estimate
+    return {**state, "omega": omega, "gamma": first_scale(state["gamma"], back.model, back.score**2)}
+
+
+def sums(state: State) -> Array:
+    """omega + gamma; the same for all where gamma is not known yet, since then nothing of omega is."""
+    return state["omega"] + np.where(np.isnan(state["gamma"]), 1.0, state["gamma"])[:, None]

@@ -1,0 +1,67 @@
+"""The clients' last updates, for samplers that compare clients by them: one row a client, and all inner products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.errors import BadInput
+from rota.plan import Plan, Seen, State
+
+MOST = 5_000
+BLOCK = 1 << 16  # columns that are multiplied in double precision at once
+
+
+def begin(shares: Array) -> State:
+    """Nobody's update is known: for model s, update.s [clients, 0] and gram.s [clients, clients]; known [models, clients]."""
+    models, clients = shares.shape
+    if clients > MOST:
+        raise BadInput(f"this sampler compares every client with every other: {clients:,} clients are more than the {MOST:,} it can take")
+    state: State = {"known": np.zeros(shares.shape, bool)}
+    for s in range(models):
+        state |= {f"update.{s}": np.zeros((clients, 0), np.float32), f"gram.{s}": np.zeros((clients, clients))}
+    return state
+
+
+def remember(state: State, plan: Plan, seen: Seen) -> State:
+    """The state with the updates that came back in the place of their clients' older ones."""
+    assert seen.update is not None, "the sampler must declare that it needs updates"
+    new = {**state, "known": state["known"].copy()}
+    back = np.flatnonzero(seen.ok)
+    for s in np.unique(plan.model[back]).tolist():
+        rows = back[plan.model[back] == s]
+        clients = plan.client[rows]
+        fresh = np.stack([seen.update[row] for row in rows.tolist()])
+        old = state[f"update.{s}"]
+        update = old.copy() if old.shape[1] else np.zeros((len(old), fresh.shape[1]), np.float32)
+        update[clients] = fresh
+        gram = state[f"gram.{s}"].copy()
+        gram[clients] = _products(fresh, update)
+        gram[:, clients] = gram[clients].T
+        new["known"][s, clients] = True
+        new |= {f"update.{s}": update, f"gram.{s}": gram}
+    return new
+
+
+def _products(some: Array, everybody: Array) -> Array:
+    out = np.zeros((len(some), len(everybody)))
+    for start in range(0, some.shape[1], BLOCK):
+        columns = slice(start, start + BLOCK)
+        out += some[:, columns].astype(np.float64) @ everybody[:, columns].astype(np.float64).T
+    return out
+
+
+def distances(gram: Array) -> Array:
+    """|u_i - u_j| for all pairs."""
+    squares = np.diag(gram)
+    return np.asarray(np.sqrt(np.maximum(squares[:, None] + squares - 2 * gram, 0.0)))
+
+
+def angles(gram: Array) -> Array:
+    """arccos of the cosine of u_i and u_j for all pairs; 0 with an update of 0, or one that is not known."""
+    norms = np.sqrt(np.diag(gram))
+    lengths = norms[:, None] * norms
+    cosine = np.divide(gram, lengths, out=np.ones_like(gram), where=lengths > 0)
+    out = np.arccos(np.clip(cosine, -1.0, 1.0))
+    np.fill_diagonal(out, 0.0)
+    return np.asarray(out)

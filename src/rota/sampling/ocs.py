@@ -1,0 +1,95 @@
+"""Optimal client sampling (Chen, Horváth, Richtárik 2020): a cohort trains, and the part of it that matters most uploads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.errors import BadInput
+from rota.plan import Plan, Question, Seen, State
+from rota.sampling import draw
+from rota.sampling.feedback import matrix
+from rota.sampling.waterfill import fill
+
+
+@dataclass(frozen=True)
+class Ocs:
+    """OCS: a uniform cohort trains and says its norms; independent coins with the optimal probabilities say who uploads (Chen et al. 2020).
+
+    p = waterfill(share * norm, budget) inside the cohort. The weights are share / p, times N over the cohort's size, so that the
+    estimate is unbiased for full participation. (The paper weighs by examples within the cohort: the estimator `fedavg`.)
+    """
+
+    budget: float = 3
+    cohort: int = 32
+
+    procedure: ClassVar[draw.Procedure] = "independent"
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "norms of some"
+    costs: ClassVar[str] = "a cohort trains, a part of it uploads"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        if self.cohort < self.budget:
+            raise BadInput(f"sampler.cohort is {self.cohort}: it must be at least sampler.budget, {self.budget:g}, which is drawn from it")
+        return {"norm": np.full(shares.shape, np.nan)}
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.fixed(self.cohort, shares, generator), "norm")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {"norm": matrix(state["norm"].shape, plan, seen.norm)}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        """Probabilities inside the cohort, 0 outside."""
+        scores = np.nan_to_num(shares * state["norm"])
+        return self._probabilities(scores, np.where(np.isnan(state["norm"]), 0.0, shares))
+
+    def _probabilities(self, scores: Array, shares: Array) -> Array:
+        return fill(scores, self.budget, shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        clients = (shares > 0).sum(axis=1)
+        chance = np.minimum(1.0, self.cohort / np.maximum(clients, 1))  # to be in the cohort
+        plan = draw.independent(self.rates(state, shares), shares / chance[:, None], generator)
+        return replace(plan, probability=plan.probability * chance[plan.model])
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return state
+
+
+@dataclass(frozen=True)
+class Aocs(Ocs):
+    """AOCS: OCS whose probabilities need sums over the cohort alone, so that no client's norm is shown to the server.
+
+    p = min(1, budget u / sum u) with u = share * norm; then up to `steps` times p <- min(1, C p) with
+    C = (budget - n + I) / P, where I and P are the number and the sum of the p below 1, until C <= 1. A few steps reach OCS.
+    """
+
+    steps: int = 4
+
+    needs: ClassVar[str] = "norms of some, as sums"
+
+    def _probabilities(self, scores: Array, shares: Array) -> Array:
+        out = np.zeros(shares.shape)
+        for model, asked in enumerate(shares > 0):
+            out[model, asked] = approximate(scores[model, asked], self.budget, self.steps)
+        return out
+
+
+def approximate(scores: Array, budget: float, steps: int) -> Array:
+    """AOCS's probabilities (Chen et al. 2020, Algorithm 2). Scores that are all 0 share the budget equally."""
+    if len(scores) <= budget or not scores.any():
+        return np.full(len(scores), min(1.0, budget / max(len(scores), 1)))
+    p = np.minimum(1.0, budget * (scores / scores.sum()))
+    for _ in range(steps):
+        below = p < 1
+        rest = p[below].sum()
+        factor = (budget - np.count_nonzero(~below)) / rest if rest > 0 else 1.0
+        if factor <= 1:
+            break
+        p = np.minimum(1.0, factor * p)
+    return np.asarray(p)

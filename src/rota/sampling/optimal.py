@@ -1,0 +1,48 @@
+"""The oracle: optimal probabilities from this round's own update norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.plan import Plan, Question, Seen, State
+from rota.sampling import draw
+from rota.sampling.feedback import matrix
+from rota.sampling.waterfill import fill
+
+
+@dataclass(frozen=True)
+class Optimal:
+    """The least variance that independent coins can have: p = waterfill(share * norm, budget) of this round's updates (S1 Lemma 3).
+
+    An oracle to measure others by: every client trains before anybody is drawn.
+    """
+
+    budget: float = 10
+
+    procedure: ClassVar[draw.Procedure] = "independent"
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "norms of all"
+    costs: ClassVar[str] = "every client trains"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        return {"norm": np.full(shares.shape, np.nan)}
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.everybody(shares), "norm")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {"norm": matrix(state["norm"].shape, plan, seen.norm)}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        return fill(np.nan_to_num(shares * state["norm"]), self.budget, shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return draw.independent(self.rates(state, shares), shares, generator)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return state

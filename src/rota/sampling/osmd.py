@@ -1,0 +1,115 @@
+"""OSMD (Zhao et al. 2022): online stochastic mirror descent over sampling probabilities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.errors import BadInput
+from rota.plan import Plan, Seen, State
+from rota.sampling import draw
+from rota.sampling.feedback import feedback, first_scale, times
+from rota.sampling.waterfill import fill
+
+
+@dataclass(frozen=True)
+class Osmd:
+    """OSMD: mirror descent on the drawn clients' update norms, with replacement (Zhao et al. 2022, eq. 6 and 7).
+
+    With a_i = pi_i^2, K = budget and each draw of client i
+
+        q_i <- q_i exp(eta a_i / (K^2 q_i^3)),    then the Bregman projection onto sum q = 1, q >= alpha / N:  max(alpha / N, c q_i)
+
+    eta = rate * K^2 alpha^3 / (N^3 a) * sqrt(ln N / (2 T)), T the run's rounds, a the largest a_i of the first cohort that comes back.
+    """
+
+    budget: float = 10
+    alpha: float = 0.4
+    rate: float = 8.0
+
+    procedure: ClassVar[draw.Procedure] = "multinomial"
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "norms of the drawn"
+    costs: ClassVar[str] = "a number a client on the server"
+
+    def experts(self, clients: int, rounds: int) -> int:  # noqa: ARG002
+        """How many distributions, each with twice the learning rate of the one before, are followed at once."""
+        return 1
+
+    def init(self, shares: Array, rounds: int) -> State:
+        draw.check_budget(self.budget, shares.shape[1])
+        if not 0 < self.alpha <= 1:
+            raise BadInput(f"sampler.alpha is {self.alpha:g}: it must be above 0 and at most 1")
+        if not self.rate > 0:
+            raise BadInput(f"sampler.rate is {self.rate:g}: it must be above 0")
+        clients = np.maximum((shares > 0).sum(axis=1), 1.0)
+        number = np.arange(1.0, self.experts(shares.shape[1], rounds) + 1)[:, None]
+        slowest = self.rate * self.budget**2 * (self.alpha / clients) ** 3 * np.sqrt(np.log(clients) / (2 * rounds))
+        return {
+            "q": np.repeat(draw.uniform(shares)[None], len(number), axis=0),
+            "eta": 2 ** (number - 1) * slowest,  # times 1 / scale
+            "trust": np.log((1 + 1 / len(number)) / (number * (number + 1))) + np.zeros(len(shares)),
+            "gamma": self.alpha / clients * math.sqrt(8 * self.budget / rounds),  # times 1 / sqrt(scale)
+            "scale": np.full(len(shares), np.nan),
+        }
+
+    def rates(self, state: State, shares: Array) -> Array:
+        trust = np.exp(state["trust"] - state["trust"].max(axis=0))
+        q = np.einsum("es,esn->sn", trust / trust.sum(axis=0), state["q"])
+        if self.procedure == "independent":
+            return fill(q, self.budget, shares)
+        return self.budget * draw.restrict(q, shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return draw.by(self.procedure, self.rates(state, shares), shares, generator)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
+        back, rates = feedback(shares, plan, seen), self.rates(state, shares)
+        scale = first_scale(state["scale"], back.model, back.score**2, np.max)
+        at = (back.model, back.client)
+        # a_i / (K^2 q_i), the draw's estimate of a_i / K, in units of the scale; where all are 0 there is no scale yet
+        estimate = np.nan_to_num(times(plan, back, rates, shares) * back.score**2 / (self.budget * rates[at]) / scale[back.model])
+        q, trust = np.empty_like(state["q"]), state["trust"].copy()
+        whole = self.budget if self.procedure == "independent" else 1.0
+        for expert, (old, eta) in enumerate(zip(state["q"], state["eta"], strict=True)):
+            log = np.log(old, where=old > 0, out=np.full(old.shape, -np.inf))
+            log[at] += eta[back.model] * estimate / old[at] ** 2
+            moved = np.exp(log - np.maximum(log.max(axis=1, keepdims=True), -1e300))
+            q[expert] = fill(moved, whole, old, self.alpha) / whole
+            loss = np.bincount(back.model, estimate / old[at], minlength=len(scale))
+            trust[expert] -= state["gamma"] * np.nan_to_num(np.sqrt(scale)) * loss
+        return {**state, "q": q, "trust": trust, "scale": scale}
+
+
+@dataclass(frozen=True)
+class OsmdAdaptive(Osmd):
+    """Adaptive OSMD: several learning rates at once, trusted by what they would have cost (Zhao et al. 2022).
+
+    ceil(log2((ln N + 4 (T - 1) ln(N / alpha)) / ln N) / 2) + 1 experts, expert e with 2^(e-1) eta of rate 1; q is their mean, weighted by
+    trust, which starts as (1 + 1/E) / (e (e + 1)) and falls by exp(-gamma loss_e): loss_e sums a_i / (K^2 q_e q) over the draws, and
+    gamma = alpha / N sqrt(8 K / (T a)).
+    """
+
+    rate: float = 1.0
+
+    costs: ClassVar[str] = "some numbers a client on the server"
+
+    def experts(self, clients: int, rounds: int) -> int:
+        if clients == 1:
+            return 1
+        ratio = 1 + 4 * (rounds - 1) * math.log(clients / self.alpha) / math.log(clients)
+        return math.ceil(math.log2(ratio) / 2) + 1
+
+
+@dataclass(frozen=True)
+class OsmdIndependent(Osmd):
+    """OSMD on independent coins, with K-Vib's procedure in the place of draws with replacement (S1 App. E.3).
+
+    The same step for p = K q, and the projection onto sum p = K, alpha K / N <= p <= 1.
+    """
+
+    procedure: ClassVar[draw.Procedure] = "independent"

@@ -1,0 +1,52 @@
+"""Sampling in proportion to the clients' data. S1 calls it biased: that is true of the plain mean below alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.plan import Plan, Seen, State
+from rota.sampling import draw
+from rota.sampling.uniform import Uniform
+from rota.sampling.waterfill import fill
+
+
+@dataclass(frozen=True)
+class Proportional(Uniform):
+    """Clients with more data are drawn more often, and the estimate stays unbiased.
+
+    `procedure`: "multinomial" draws with replacement, q = share, so that all draws count the same (Li et al. 2020, scheme I);
+    "independent" tosses coins with p = waterfill(share, budget); "sequential" draws without replacement, with the ordered
+    estimator's weights.
+    """
+
+    procedure: draw.Weighted = "multinomial"
+
+    def rates(self, state: State, shares: Array) -> Array:  # noqa: ARG002
+        if self.procedure == "independent":
+            return fill(shares, self.budget, shares)
+        return self.budget * draw.restrict(shares, shares)
+
+
+@dataclass(frozen=True)
+class ProportionalMean:
+    """Without replacement in proportion to data, and the plain mean of those drawn: common in practice, and biased."""
+
+    budget: float = 10
+
+    unbiased: ClassVar[bool] = False
+    needs: ClassVar[str] = "nothing"
+    costs: ClassVar[str] = "nothing"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        return {}
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+        return draw.mean(draw.sequential(shares, round(self.budget), shares, generator))
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return state
