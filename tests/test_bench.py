@@ -33,6 +33,8 @@ from rota.models import MODELS
 TINY: dict[str, dict[str, Any]] = {
     "2nn": {"clients": 4, "examples": 12, "cohort": 2},
     "cnn": {"clients": 3, "examples": 4, "cohort": 2},
+    "2nn-100": {"clients": 3, "examples": 12, "cohort": 3},
+    "cnn-100": {"clients": 3, "examples": 4, "cohort": 3},
     "cifar10": {"clients": 3, "examples": 4, "cohort": 2},
     "logistic": {"cohort": 3},
     "lstm": {"clients": 3, "examples": 4, "cohort": 2},

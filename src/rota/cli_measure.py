@@ -71,6 +71,7 @@ def bench(
     device: Device = DeviceName.auto,
     peers: Annotated[str, typer.Option(metavar="A,B|all|none", help="The systems to compare with.")] = "all",
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Measured rounds of each of the two passes.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One pass, and without rota's reference engine.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the results, with the machine and versions, as JSON; after every run.")
     ] = None,
@@ -93,7 +94,7 @@ def bench(
     chosen = benches.chosen(peers)
     if out is not None and not out.absolute().parent.is_dir():  # not after hours
         raise BadInput(f"there is no folder {out.absolute().parent} for --out: make it, or choose another file")
-    result = benches.bench(work, device=device, peers=chosen, rounds=rounds, out=out, say=progress.say)
+    result = benches.bench(work, device=device, peers=chosen, rounds=rounds, quick=quick, out=out, say=progress.say)
     if as_json:
         print_json(result.rows)
         return

@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -128,12 +129,25 @@ class Chunk:
     examples: Array
     seconds: Array
     reason: list[str]
+    measured: tuple[Tensor, Array] | None = None
+    """The updates, and their norms where the engine knows them already."""
+
+    @cached_property
+    def norm(self) -> Array:
+        """The updates' norms."""
+        if self.measured is not None and self.measured[0] is self.update:
+            return self.measured[1]
+        return np.asarray(torch.linalg.vector_norm(self.update, dim=1).double().cpu().numpy())
 
 
 def admit(chunk: Chunk) -> Chunk:
     """Turn rows that cannot be used into failed rows, with the reason."""
-    finite = torch.isfinite(chunk.update).all(dim=1) & torch.isfinite(chunk.buffers).all(dim=1)
-    if bool(finite.all()):
+    finite = np.isfinite(chunk.norm)  # which may overflow where no entry does, so what it doubts is looked at
+    if not finite.all():
+        finite |= torch.isfinite(chunk.update).all(dim=1).cpu().numpy()
+    if chunk.buffers.shape[1]:
+        finite &= torch.isfinite(chunk.buffers).all(dim=1).cpu().numpy()
+    if finite.all():
         return chunk
     reason = [old if fine or old else "the update is not finite" for old, fine in zip(chunk.reason, finite.tolist(), strict=True)]
     return replace(chunk, reason=reason)
@@ -166,7 +180,7 @@ class Seen:
         """Write one chunk's rows in (rows that failed keep NaN)."""
         ok = np.array([not reason for reason in chunk.reason], bool)
         rows = chunk.rows[ok]
-        self.norm[rows] = torch.linalg.vector_norm(chunk.update, dim=1).double().cpu().numpy()[ok]
+        self.norm[rows] = chunk.norm[ok]
         self.loss[rows] = chunk.loss[ok]
         self.examples[rows] = chunk.examples[ok]
         self.seconds[rows] = chunk.seconds[ok]

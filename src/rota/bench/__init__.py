@@ -93,10 +93,14 @@ def bench(
     device: str = "auto",
     peers: list[System],
     rounds: int | None = None,
+    quick: bool = False,
     out: Path | None = None,
     say: Callable[[str], None],
 ) -> Result:
-    """Measure one work. `rounds` are the measured rounds of one pass; what is known is written to `out` after every system's run."""
+    """Measure one work. `rounds` are the measured rounds of one pass; what is known is written to `out` after every system's run.
+
+    `quick` leaves out the second pass and rota's own reference engine, which takes most of the time where many clients train on a GPU.
+    """
     if name not in names():
         raise BadInput(f"unknown work '{name}': {did_you_mean(name, names())}")
     if rounds is not None and rounds < 1:
@@ -108,25 +112,27 @@ def bench(
     if name == "growth":
         result = Result(name, growth.measure(device, rounds or 20, say))
     else:
-        result = _compare(WORKS[name], device, [*OWN, *peers], rounds, out, say)
+        result = _compare(WORKS[name], device, [*(OWN[1:] if quick else OWN), *peers], rounds, 1 if quick else PASSES, out, say)
     if out:
         write(result, out)
     return result
 
 
-def _compare(work: Work, device: str, systems: list[System], rounds: int | None, out: Path | None, say: Callable[[str], None]) -> Result:
+def _compare(
+    work: Work, device: str, systems: list[System], rounds: int | None, passes: int, out: Path | None, say: Callable[[str], None]
+) -> Result:
     tallies = {system.name: _ready(system, device) for system in systems}
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as place:
         folder = Path(place)
         say(f"{work.name}: preparing")
         size = prepare(work, folder, rounds or work.rounds[device == "cuda"], device)
-        for turn in range(PASSES):
+        for turn in range(passes):
             for system in systems:
                 tally = tallies[system.name]
                 if tally.skipped:
                     continue
                 for way in ways(system, device, work.model) if turn == 0 else tally.contenders():
-                    say(f"{work.name}: {system.name}, {way.how} ({turn + 1}/{PASSES})")
+                    say(f"{work.name}: {system.name}, {way.how} ({turn + 1}/{passes})")
                     _add(tally, system, way, folder, device)
                     if out:  # the machine is probed at the end, when no system needs its memory
                         write(Result(work.name, _rows(work, size, None, device, tallies), size, finished=False), out)

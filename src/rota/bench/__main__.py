@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--peers", default="all", help=f"all, none, or some of {','.join(bench.PEERS)}")
     parser.add_argument("--rounds", type=int, help="measured rounds of each of the two passes")
+    parser.add_argument("--quick", action="store_true", help="one pass, and without rota's reference engine")
     parser.add_argument("--out", type=Path, help="a file for the results, the machine and the versions; written after every run")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
@@ -27,6 +28,7 @@ def main() -> None:
             device=given.device,
             peers=peers,
             rounds=given.rounds,
+            quick=given.quick,
             out=given.out,
             say=lambda text: print(text, file=sys.stderr, flush=True),
         )

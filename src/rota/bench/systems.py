@@ -65,7 +65,7 @@ def ways(system: System, device: str, model: str) -> list[Way]:
     if system.name == "rota-batched":
         if device == "cpu":
             return [Way(f"{cores()} clients at a time", "batched")]
-        return [Way(f"stacks in CUDA graphs, {precision}", f"batched {precision}") for precision in ("fp32", "tf32")]
+        return [Way(f"stacks in CUDA graphs, {precision}", f"batched {precision}") for precision in ("fp32", "tf32", "bf16")]
     if system.name == "torch-loop":
         return threads
     if system.name == "pfl":

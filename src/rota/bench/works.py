@@ -139,6 +139,8 @@ WORKS: dict[str, Work] = {
     for work in (
         Work("2nn", "McMahan's 2NN on 28x28 digits: 100 clients x 600, 10 a round", "two_nn", digits, 100, 600, 10, 0.1),
         Work("cnn", "McMahan's CNN on the same digits", "cnn", digits, 100, 600, 10, 0.1, rounds=(3, 20)),
+        Work("2nn-100", "McMahan's 2NN with all 100 clients in every round", "two_nn", digits, 100, 600, 100, 0.1, rounds=(5, 50)),
+        Work("cnn-100", "McMahan's CNN with all 100 clients in every round", "cnn", digits, 100, 600, 100, 0.1, rounds=(1, 20)),
         Work("cifar10", "pfl's own benchmark: CIFAR-10, 1000 x 50, 50 a round", "pfl_cnn", photographs, 1000, 50, 50, 0.1, rounds=(3, 50)),
         Work("logistic", "Logistic regression on K-Vib's Synthetic: 100 unequal clients, 10 a round", "logistic", kvib, 100, 0, 10, 0.05),
         Work(

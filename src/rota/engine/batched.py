@@ -27,6 +27,7 @@ from rota.engine.clock import Devices
 from rota.engine.cuda import GraphStack
 from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit
 from rota.engine.local import Correction
+from rota.engine.rules import on_gpu
 from rota.engine.schedule import Schedule, batches_per_epoch, examples_of, local_steps, row_keys, schedule, widths
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
@@ -122,13 +123,17 @@ class Batched:
     def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`."""
         groups = [(f, rows, width) for f, family in enumerate(self.families) for rows, width in self._groups(f, family, plan)]
-        stacked = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
-        yield from self._one_by_one(models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction)
+        if sum(len(rows) for _, rows, _ in groups) < len(plan):
+            stacked = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
+            yield from self._one_by_one(models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction)
         waiting: deque[Future[list[Chunk]]] = deque()
         for f, rows, width in groups:  # results are taken in order, and only a few wait
             library = self.families[f].native
             if library is not None:
                 yield from self._train_native(models, plan, self.families[f], library, rows, width, now, correction)
+                continue
+            if self.device.type == "cuda" and len(groups) == 1:  # nothing to do beside it, and a thread's turn takes time
+                yield from self._train(models, plan, f, rows, width, now, correction)
                 continue
             waiting.append(self.threads.submit(self._train, models, plan, f, rows, width, now, correction))
             if len(waiting) > 2 * self.workers:
@@ -198,19 +203,31 @@ class Batched:
         x, y, first = self._examples(family, plan.client[rows])
         todo = schedule(task, rows, first, plan, now, self.seed, least, width, self.device)
         present, of = np.unique(plan.model[rows], return_inverse=True)
-        member = torch.as_tensor(of, device=self.device)
-        theta, buffers = (torch.stack([models[m][i] for m in present])[member] for i in range(2))
+        if len(present) == 1:
+            theta, buffers = (models[present[0]][i].expand(len(rows), -1) for i in range(2))
+        else:
+            member = torch.as_tensor(of, device=self.device)
+            theta, buffers = (torch.stack([models[m][i] for m in present])[member] for i in range(2))
         rates = np.array([self.tasks[m].lr_at(now) for m in present])[of]
         rate = torch.as_tensor(rates, device=self.device, dtype=family.steps.dtype)
         shift = None if correction is None else correction(rows)
         stack = self._run(f, width, todo, x, y, theta, buffers, rate, shift)
+        norm: Array | None = None
+        if on_gpu(theta):
+            from rota.engine import kernels
+
+            update, numbers = kernels.results(theta, stack.theta, stack.loss)
+            buffers = stack.buffers[: len(rows)].clone()
+            norm, total = numbers.cpu().numpy()  # what the round waits for
+        else:
+            update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
+            total = stack.loss[: len(rows)].double().cpu().numpy()
         sizes = active(todo.steps.tolist())
         with self.counting:
             self.slots += width * sum(sizes)
             self.padding += width * sum(sizes) - int(todo.examples.sum())
-        loss = stack.loss[: len(rows)].double().cpu().numpy() / todo.steps / (rates if stack.fused else 1.0)
-        update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
-        results = (update, buffers, loss, todo.examples)
+        loss = total / todo.steps / (rates if stack.fused else 1.0)
+        results = (update, buffers, loss, todo.examples, norm)
         return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in present.tolist()]
 
     def _train_native(
@@ -260,11 +277,14 @@ class Batched:
         return stack
 
     def _chunk(
-        self, plan: Plan, rows: Array, model: int, nbytes: int, update: Tensor, buffers: Tensor, loss: Array, examples: Array
-    ) -> Chunk:
+        self, plan: Plan, rows: Array, model: int, nbytes: int, update: Tensor, buffers: Tensor, loss: Array, examples: Array,
+        norm: Array | None = None,
+    ) -> Chunk:  # fmt: skip
         """The rows of one model in a stack's results."""
         mine = np.flatnonzero(plan.model[rows] == model)
         if len(mine) < len(rows):
             update, buffers, loss, examples, rows = update[mine], buffers[mine], loss[mine], examples[mine], rows[mine]
+            norm = None if norm is None else norm[mine]
         seconds = self.plain.seconds(model, plan.client[rows], examples, nbytes)
-        return Chunk(rows, model, update, buffers, loss, examples, seconds, [""] * len(rows))
+        measured = None if norm is None else (update, norm)
+        return Chunk(rows, model, update, buffers, loss, examples, seconds, [""] * len(rows), measured)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rota.engine.rules import on_gpu
 from rota.engine.schedule import Schedule
 from rota.engine.stack import Stack, Steps, active
 
@@ -25,6 +26,11 @@ class GraphStack:
         self.pool = torch.cuda.graph_pool_handle()
 
     def _step(self, rows: int) -> None:
+        if on_gpu(self.weight):
+            from rota.engine import kernels
+
+            self.stack.advance(rows, *kernels.take(self.x, self.y, self.index, self.weight, self.stack.number, rows))
+            return
         now = self.stack.number[:1]
         index, weight = (table.index_select(0, now)[0, :rows] for table in (self.index, self.weight))
         self.stack.advance(rows, self.x[index], self.y[index], weight)
@@ -44,6 +50,18 @@ class GraphStack:
         with torch.cuda.graph(self.graphs[rows], pool=self.pool):
             self._step(rows)
 
+    def _load(self, todo: Schedule, last: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> None:
+        """Put rows and their mini-batches in place, in few launches."""
+        from rota.engine import kernels
+
+        stack = self.stack
+        state = (stack.key, stack.last, stack.rate, stack.loss, stack.number)
+        kernels.load(todo.index, todo.weight, todo.key, last, rate, (self.index, self.weight), state, stack.fused)
+        kernels.spread(theta, stack.theta)
+        if buffers.shape[1]:
+            stack.buffers[: len(theta)].copy_(buffers)
+        stack.begin(len(theta), shift)
+
     def run(self, todo: Schedule, x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> None:
         """Train rows from `theta` on; the results are in `stack`. There may be fewer rows and steps than there is room for."""
         number, rows = todo.index.shape[:2]
@@ -53,9 +71,12 @@ class GraphStack:
         sizes = active(todo.steps.tolist())
         for size in set(sizes):
             self._capture(size)
-        self.index[:number, :rows].copy_(todo.index)
-        self.weight.zero_()
-        self.weight[:number, :rows].copy_(todo.weight * rate[:, None] if self.stack.fused else todo.weight)
-        self.stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps, device=rate.device), rate, shift)
+        if on_gpu(self.weight) and todo.last is not None:
+            self._load(todo, todo.last, theta, buffers, rate, shift)
+        else:
+            self.index[:number, :rows].copy_(todo.index)
+            self.weight.zero_()
+            self.weight[:number, :rows].copy_(todo.weight * rate[:, None] if self.stack.fused else todo.weight)
+            self.stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps, device=rate.device), rate, shift)
         for size in sizes:
             self.graphs[size].replay()

@@ -68,6 +68,17 @@ def uniform(key: Tensor, n: int) -> Tensor:
     return rng.uniform(key, n)
 
 
+@torch.library.custom_op("rota::uniform_at", mutates_args=())
+def uniform_at(key: Tensor, step: Tensor, call: int, n: int) -> Tensor:
+    """The numbers of the c-th dropout call of a step, from the row's key on: Dropout's address in one operator."""
+    if key.is_cuda and importlib.util.find_spec("triton") is not None:
+        from rota.engine import kernels
+
+        on_gpu: Tensor = kernels.uniform_at(key, step, call, n)
+        return on_gpu
+    return rng.uniform(rng.fold(rng.fold(rng.fold(key, DROPOUT), step), call), n)
+
+
 class Dropout(TorchFunctionMode):
     """Inside this context dropout takes its masks from the row's own stream, whoever else trains beside it.
 
@@ -90,12 +101,17 @@ class Dropout(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return self._masked(func in _WHOLE_CHANNELS, *args, **(kwargs or {}))
 
+    def draw(self, n: int) -> Tensor:
+        """The random numbers of this call."""
+        drawn: Tensor = uniform(rng.fold(self.key, self.calls), n)
+        return drawn
+
     def _masked(self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG002
         if not training or p == 0:
             return input
         self.calls += 1
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if channels else input.shape
-        kept: Tensor = uniform(rng.fold(self.key, self.calls), math.prod(shape))
+        kept = self.draw(math.prod(shape))
         return input * (kept >= p).view(shape).to(input.dtype) / (1 - p)
 
 

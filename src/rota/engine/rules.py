@@ -87,13 +87,9 @@ def _plain_2d(x: Tensor, dilation: Sequence[int], transposed: bool, groups: int)
     return x.dim() == 5 and groups == 1 and not transposed and all(d == 1 for d in dilation)
 
 
-def _kernels(x: Tensor) -> Any:
-    """The Triton kernels, where they can run."""
-    if not x.is_cuda or x.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
-        return None
-    from rota.engine import kernels
-
-    return kernels
+def on_gpu(x: Tensor) -> bool:
+    """Whether the Triton kernels can take a tensor."""
+    return x.is_cuda and x.dtype in (torch.float32, torch.bool) and importlib.util.find_spec("triton") is not None
 
 
 def patches(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
@@ -118,10 +114,6 @@ def _convolution(
     """[R, B, C, H, W] with [R, O, C, kh, kw]; the result has channels-last strides, which cost nothing to what follows."""
     if not _plain_2d(x, dilation, transposed, groups):
         return None
-    kernels = _kernels(x)
-    if kernels:
-        out: Tensor = kernels.convolution(x, weight, bias, stride, padding)
-        return out
     size = weight.shape[3:]
     high, wide = ((x.shape[3 + i] + 2 * padding[i] - size[i]) // stride[i] + 1 for i in range(2))
     kernel = weight.flatten(2).transpose(1, 2)
@@ -149,16 +141,11 @@ def _convolution_backward(
     size = weight.shape[3:]
     flat = grad.permute(0, 1, 3, 4, 2).reshape(rows, batch * high * wide, outputs)
     d_input = d_weight = d_bias = None
-    kernels = _kernels(x)
-    if wanted[0] and kernels and all(s == 1 for s in stride):
-        d_input = kernels.input_gradient(grad, weight, padding, x.shape[3], x.shape[4])
-    elif wanted[0]:
+    if wanted[0]:
         columns = torch.bmm(flat, weight.flatten(2))  # [R, B * L, C * kernel]
         columns = columns.view(rows * batch, high * wide, -1).transpose(1, 2)
         d_input = F.fold(columns, tuple(x.shape[3:]), tuple(size), padding=tuple(padding), stride=tuple(stride)).view(x.shape)
-    if wanted[1] and kernels:
-        d_weight = kernels.weight_gradient(x, grad, size, stride, padding)
-    elif wanted[1]:
+    if wanted[1]:
         d_weight = torch.bmm(flat.transpose(1, 2), patches(x, size, stride, padding)).view(weight.shape)
     if wanted[2] and bias_sizes is not None:
         d_bias = flat.sum(1)
@@ -171,6 +158,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.t.default: lambda a: a.transpose(1, 2),
     aten.view.default: lambda a, shape: a.reshape(len(a), *shape),  # what is contiguous for one may not be so in a stack
     torch.ops.rota.uniform.default: local.uniform,
+    torch.ops.rota.uniform_at.default: local.uniform_at,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.convolution.default: _convolution,

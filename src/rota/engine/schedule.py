@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,9 @@ from torch import Tensor
 from rota import rng
 from rota.data.federation import Array
 from rota.plan import Plan, Task
+
+WORDS = 1 << 26
+"""The most random words that are ordered at once on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Schedule:
     steps: Array
     examples: Array
     key: Tensor
+    last: Tensor | None = None
+    """`steps` where the indices are, if that is a GPU."""
 
 
 def schedule(
@@ -35,13 +41,17 @@ def schedule(
     first[r] of those at hand.
     """
     clients = plan.client[plan_rows]
-    key = row_keys(seed, now, clients, plan.model[plan_rows], device)
     sizes = task.data.train.sizes[clients]
     size = sizes if task.batch is None else np.full(len(sizes), task.batch)
     per_epoch = batches_per_epoch(task, sizes, least)
     steps = local_steps(task, sizes, least)
     epochs = int((-(-steps // np.maximum(per_epoch, 1))).max())
     longest = int(sizes.max())
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        word = np.full(len(clients), np.array(rng.key(seed, "train", now), np.uint64).view(np.int64))
+        columns = (word, clients, plan.model[plan_rows], sizes, first, steps, np.maximum(per_epoch, 1), size)
+        return _on_gpu(np.stack(columns), epochs, longest, width, examples_of(task, sizes, least), device)
+    key = row_keys(seed, now, clients, plan.model[plan_rows], device)
     count, bound = torch.as_tensor(sizes, device=device), torch.as_tensor(size, device=device)
     position = torch.arange(longest, device=device)
     pieces = []
@@ -69,6 +79,22 @@ def row_keys(seed: int, now: int, clients: Array, models: Array, device: torch.d
     for word in (clients, models):
         key = rng.fold(key, torch.as_tensor(word, device=device))
     return key
+
+
+def _on_gpu(columns: Array, epochs: int, longest: int, width: int, examples: Array, device: torch.device) -> Schedule:
+    """The same in a few launches. `columns` are the round's key, client, model, examples, first, steps, steps an epoch, batch size."""
+    from rota.engine import kernels
+
+    steps, rows = columns[5], columns.shape[1]
+    table = torch.from_numpy(columns).to(device)
+    index = torch.empty(int(steps.max()), rows, width, dtype=torch.int64, device=device)
+    weight = torch.empty(index.shape, dtype=torch.float64, device=device)
+    key = torch.empty(0)
+    some = max(1, WORDS // (rows * longest))
+    for first in range(0, epochs, some):
+        key, words = kernels.words(table, first, min(some, epochs - first), longest)
+        kernels.indices(table, torch.sort(words, dim=2, stable=True).indices, first, index, weight)
+    return Schedule(index, weight, steps, examples, key, table[5])
 
 
 def _join(epochs: list[Tensor], per_epoch: Array, steps: Array, device: torch.device) -> Tensor:

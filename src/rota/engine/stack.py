@@ -81,7 +81,7 @@ class Stack:
     def __init__(self, steps: Steps, rows: int, width: int, fused: bool) -> None:
         device, dtype = steps.x.device, steps.dtype
         self.steps, self.rows, self.width, self.fused = steps, rows, width, fused
-        self.theta = torch.zeros(rows, steps.params.numel, device=device, dtype=dtype)
+        self.theta = aligned(rows, steps.params.numel, device, dtype)
         self.buffers = torch.zeros(rows, steps.buffers.numel, device=device, dtype=dtype)
         self.loss = torch.zeros(rows, device=device, dtype=dtype)
         self.number = torch.zeros(rows, dtype=torch.int64, device=device)  # of the step, for each row alike
@@ -92,7 +92,7 @@ class Stack:
         if not fused:
             task = steps.task
             self.start = torch.zeros_like(self.theta)
-            self.gradient = torch.zeros_like(self.theta)
+            self.gradient = aligned(rows, steps.params.numel, device, dtype)
             self.shift = torch.zeros_like(self.theta)
             self.first = torch.zeros_like(self.theta) if task.momentum or task.optimizer == "adam" else None
             self.second = torch.zeros_like(self.theta) if task.optimizer == "adam" else None
@@ -105,6 +105,10 @@ class Stack:
         self.number.zero_()
         for mine, given in ((self.theta, theta), (self.buffers, buffers), (self.key, key), (self.rate, rate), (self.last, steps)):
             mine[:n].copy_(given)
+        self.begin(n, shift)
+
+    def begin(self, n: int, shift: Tensor | None) -> None:
+        """The state of local optimisers, once `n` rows are in place."""
         if not self.fused:
             self.start.copy_(self.theta)
             self.shift.zero_()
@@ -163,8 +167,16 @@ class Stack:
         theta.sub_(rate[:, None] * g)
 
 
+def aligned(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A matrix of zeros; on a GPU its rows begin at multiples of 256 bytes, without which kernels cannot load 16 bytes at once."""
+    room = -(-columns // 64) * 64 if device.type == "cuda" else columns
+    return torch.zeros(rows, room, device=device, dtype=dtype)[:, :columns]
+
+
 def active(steps: list[int]) -> list[int]:
     """For each step, how many rows of the stack must take part (on the grid); `steps` are the rows' own, most first."""
+    if steps[0] == steps[-1]:
+        return [min(grid(len(steps)), len(steps))] * steps[0]
     out, rows = [], len(steps)
     for t in range(steps[0]):
         while steps[rows - 1] <= t:

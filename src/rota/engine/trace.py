@@ -23,7 +23,7 @@ from torch.func import functional_call, grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rota.engine import local
-from rota.engine.rules import Rows
+from rota.engine.rules import Rows, on_gpu
 from rota.plan import Task
 
 aten = torch.ops.aten
@@ -69,6 +69,7 @@ class Functional(local.Dropout):
     def __init__(self, key: Tensor, step: Tensor, mask: Tensor) -> None:
         super().__init__(key)
         self.start(step)
+        self.address = (key, step) if on_gpu(mask) else None
         self.mask = mask
         self.changed: list[tuple[Tensor, Tensor]] = []
 
@@ -76,6 +77,12 @@ class Functional(local.Dropout):
         if func is F.batch_norm:
             return self._batch_norm(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
+
+    def draw(self, n: int) -> Tensor:
+        if self.address is None:
+            return super().draw(n)
+        drawn: Tensor = local.uniform_at(*self.address, self.calls, n)  # on a GPU an operator is a launch
+        return drawn
 
     def _batch_norm(
         self,
@@ -175,6 +182,11 @@ def _without_onednn() -> Iterator[None]:
 def stack(one: fx.GraphModule, rows: int, inputs: list[Tensor]) -> fx.GraphModule:
     """The same step for many rows: every input has the row axis in front. `inputs` are examples of them."""
     try:
+        if on_gpu(inputs[0]):
+            from rota.engine.merge import merge
+
+            one = copy.deepcopy(one)
+            merge(one.graph)
         return make_fx(lambda *flat: Rows(one).run_rows(rows, *flat))(*inputs)
     except Exception as error:
         raise Unbatchable(str(error).splitlines()[0]) from error
@@ -222,7 +234,7 @@ def fuse(graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused
 
 def directly(graph_module: fx.GraphModule, cuda: bool) -> fx.GraphModule:
     """The same step with its operators called by their direct bindings, and on a GPU by kernels of our own."""
-    direct = {**DIRECT, **_gpu_products()} if cuda else DIRECT
+    direct = {**DIRECT, **_gpu_products(graph_module.graph)} if cuda else DIRECT
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
             node.target = direct.get(node.target, node.target)
@@ -335,11 +347,12 @@ def _shape(node: Any) -> object:
     return node.meta["tensor_meta"].shape if isinstance(node, fx.Node) and "tensor_meta" in node.meta else None
 
 
-def _gpu_products() -> dict[Any, Any]:
+def _gpu_products(graph: fx.Graph) -> dict[Any, Any]:
     if importlib.util.find_spec("triton") is None:
         return {}
-    from rota.engine import kernels
+    from rota.engine import kernels, merge
 
+    merge.in_place(graph)
     return {
         aten.bmm.default: kernels.bmm,
         aten.baddbmm.default: kernels.baddbmm,

@@ -54,7 +54,8 @@ class Unbiased:
         factor = torch.as_tensor(weight, dtype=chunk.update.dtype, device=chunk.update.device)
         whole = len(came) == len(chunk.rows)
         sums[chunk.model].update += factor @ (chunk.update if whole else chunk.update[came])
-        sums[chunk.model].buffers += factor.to(chunk.buffers.dtype) @ (chunk.buffers if whole else chunk.buffers[came])
+        if chunk.buffers.shape[1]:
+            sums[chunk.model].buffers += factor.to(chunk.buffers.dtype) @ (chunk.buffers if whole else chunk.buffers[came])
         sums[chunk.model].weight += float(weight.sum())
         sums[chunk.model].rows += len(came)
 

@@ -57,6 +57,8 @@ class Sgd:
     momentum: float = 0.0
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        if not self.momentum:  # the same sum, without an optimiser's set-up in every round
+            return torch.add(params, update, alpha=-self.lr), {}
         return _step(torch.optim.SGD, params, update, state, **asdict(self))
 
 

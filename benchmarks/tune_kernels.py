@@ -1,0 +1,230 @@
+"""Block sizes for the Triton kernels, measured on the GPU that is there.
+
+    python benchmarks/tune_kernels.py                         # every case
+    python benchmarks/tune_kernels.py "cnn" --precision bf16  # those whose names hold a word, in another precision
+
+A case is a layer of one of the benchmarks' networks, with the number of clients that train it at once. For each the script prints the time
+at the sizes that rota takes and at the best ones, beside the time that the weights' and images' way through memory would take. Kernels
+are compiled beforehand, on all cores. What it finds goes by hand into the functions `_..._blocks` in src/rota/engine/kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rota.engine.kernels import convolutions, linears
+
+BANDWIDTH = 4.3e12
+Config = tuple[int, ...]
+Run = Callable[[Config | None], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer: its kind, how many rows, its sizes, and the sizes of blocks that are tried."""
+
+    name: str
+    rows: int
+    make: Callable[[int, torch.dtype], tuple[Run, float]]
+    configs: list[Config]
+
+
+def forward(batch: int, inputs: int, outputs: int) -> Callable[[int, torch.dtype], tuple[Run, float]]:
+    def make(rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+        theta = torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
+        x = torch.randn(rows, batch, inputs, device="cuda", dtype=dtype)
+        weight, bias = theta[:, : inputs * outputs].view(rows, outputs, inputs), theta[:, inputs * outputs : (inputs + 1) * outputs]
+        return lambda config: linears._forward(x, weight, bias, True, config), weight.numel() * 4
+
+    return make
+
+
+def backward(batch: int, inputs: int, outputs: int, wanted: bool = True) -> Callable[[int, torch.dtype], tuple[Run, float]]:
+    def make(rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+        theta = torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
+        x, dy = (torch.randn(rows, batch, n, device="cuda", dtype=dtype) for n in (inputs, outputs))
+        weight, bias = theta[:, : inputs * outputs].view(rows, outputs, inputs), theta[:, inputs * outputs : (inputs + 1) * outputs]
+        dy *= 1e-6
+        run = lambda config: linears._backward(dy, x, weight, 1.0, wanted, weight, bias, True, config)  # noqa: E731
+        return run, weight.numel() * 8
+
+    return make
+
+
+@dataclass(frozen=True)
+class Image:
+    """A convolution: batch, channels, side, outputs, kernel, padding; whether it is pooled, and its input's channels last in memory."""
+
+    batch: int
+    channels: int
+    side: int
+    outputs: int
+    kernel: int
+    padding: int
+    pool: bool
+    last: bool
+
+    @property
+    def out(self) -> int:
+        return self.side + 2 * self.padding - self.kernel + 1
+
+    def x(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        shape = (self.channels, self.side, self.side)
+        if self.last:
+            return torch.randn(rows, self.batch, *shape[1:], self.channels, device="cuda").to(dtype).permute(0, 1, 4, 2, 3)
+        return torch.randn(rows, self.batch, *shape, device="cuda").to(dtype)
+
+    def dy(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(rows, self.batch, self.out, self.out, self.outputs, device="cuda").to(dtype).permute(0, 1, 4, 2, 3)
+
+    def convolve(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+        x, depth = self.x(rows, dtype), self.channels * self.kernel**2
+        w = torch.randn(rows, self.outputs, depth, device="cuda").to(dtype if self.last else torch.float32)
+        bias = torch.randn(rows, self.outputs, device="cuda")
+        out = [self.out // 2 if self.pool else self.out] * 2
+        more = {"size": [self.kernel] * 2, "outputs": self.outputs, "by_tap": self.last, "relu": True, "pool": self.pool}
+        more["planar"] = self.pool and self.last
+        run = lambda config: convolutions._convolve(x, w, bias, [1, 1], [self.padding] * 2, out, **more, config=config)[0]  # noqa: E731
+        return run, (x.numel() + rows * self.batch * self.outputs * out[0] ** 2) * x.element_size()
+
+    def back(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+        x, dy = self.x(rows, dtype), self.dy(rows, dtype)
+        w = torch.randn(rows, self.channels, self.outputs * self.kernel**2, device="cuda").to(dtype)
+        more = {"size": [self.kernel] * 2, "outputs": self.channels, "by_tap": True, "gate": x}
+        around = [self.kernel - 1 - self.padding] * 2
+        run = lambda config: convolutions._convolve(dy, w, None, [1, 1], around, x.shape[3:], **more, config=config)[0]  # noqa: E731
+        return run, (2 * x.numel() + dy.numel()) * x.element_size()
+
+    def weights(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+        x, dy, which = self.x(rows, dtype), self.dy(rows, dtype), None
+        if self.pool and not self.last:
+            dy = dy[:, :, :, ::2, ::2]
+            which = torch.randint(0, 4, dy.permute(0, 1, 3, 4, 2).shape, device="cuda").to(torch.uint8).permute(0, 1, 4, 2, 3)
+            dy = convolutions._as(which, dy)
+        sizes = ([self.kernel] * 2, [1, 1], [self.padding] * 2)
+        return lambda config: convolutions._weight_gradient(x, dy, *sizes, which, config)[0], (x.numel() + dy.numel()) * x.element_size()
+
+
+def product(*choices: tuple[int, ...]) -> list[Config]:
+    return list(itertools.product(*choices))
+
+
+FORWARD = product((32, 64, 128), (64, 128), (4,), (2, 3, 4))
+BACKWARD = product((32, 64, 128), (32, 64, 128), (4,), (1, 2)) + product((16, 32), (128, 256), (4, 8), (2, 3))
+POOLED = product((64, 128), (64,), (32,), (4, 8), (1, 2)) + product((64,), (32, 64), (32,), (4,), (2, 3))
+CONVOLVE = product((64, 128, 256), (32,), (32, 64), (4, 8), (1,)) + product((64, 128), (32,), (32,), (4, 8), (3,))
+THIN = product((32, 64, 128, 256), (32,), (32,), (2, 4, 8), (1,))
+WEIGHTS = product((64,), (32,), (32,), (1, 2), (1, 2, 3), (4, 8)) + product((32,), (32,), (32,), (1, 2, 4), (1, 3), (4,))
+THIN_WEIGHTS = product((32,), (32,), (32, 64, 128), (2, 4), (1,), (8, 32))
+
+PFL1, PFL2 = Image(10, 3, 32, 32, 3, 0, False, False), Image(10, 32, 30, 64, 3, 0, True, True)
+CNN1, CNN2 = Image(10, 1, 28, 32, 5, 2, True, False), Image(10, 32, 14, 64, 5, 2, True, True)
+WIDE1, WIDE2 = Image(600, 1, 28, 32, 5, 2, True, False), Image(600, 32, 14, 64, 5, 2, True, True)
+
+
+def images(name: str, rows: int, first: Image, second: Image) -> Iterator[Case]:
+    yield Case(f"{name} conv1", rows, first.convolve, THIN)
+    yield Case(f"{name} conv2", rows, second.convolve, POOLED)
+    yield Case(f"{name} conv2 input", rows, second.back, CONVOLVE)
+    yield Case(f"{name} conv2 weights", rows, second.weights, WEIGHTS)
+    yield Case(f"{name} conv1 weights", rows, first.weights, THIN_WEIGHTS)
+
+
+CASES = [
+    Case("2nn fc1", 100, forward(10, 784, 200), FORWARD),
+    Case("2nn fc2", 100, forward(10, 200, 200), FORWARD),
+    Case("2nn fc1 backward", 100, backward(10, 784, 200, False), BACKWARD),
+    Case("2nn fc2 backward", 100, backward(10, 200, 200), BACKWARD),
+    Case("cnn fc1", 100, forward(10, 3136, 512), FORWARD),
+    Case("cnn fc1 backward", 100, backward(10, 3136, 512), BACKWARD),
+    *images("cnn", 100, CNN1, CNN2),
+    Case("pfl fc1", 50, forward(10, 12544, 128), FORWARD),
+    Case("pfl fc1 backward", 50, backward(10, 12544, 128), BACKWARD),
+    *images("pfl", 50, PFL1, PFL2),
+    *images("wide", 10, WIDE1, WIDE2),
+]
+
+
+def prepare(precision: str) -> torch.dtype:
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def compile_some(work: tuple[list[tuple[int, Config]], str]) -> None:
+    """In a process of its own: run each configuration once on two rows, which leaves its code in Triton's cache."""
+    jobs, precision = work
+    dtype = prepare(precision)
+    held: dict[int, Run] = {}
+    for case, config in jobs:
+        if case not in held:
+            held = {case: CASES[case].make(2, dtype)[0]}
+        try:
+            held[case](config)
+        except Exception:  # too much shared memory, or a size that does not fit
+            continue
+
+
+def seconds(run: Run, config: Config | None, repeats: int = 10) -> float:
+    """Of one launch among several in a CUDA graph, where launches cost little."""
+    run(config)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            run(config)
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3 / repeats
+
+
+def tune(case: Case, dtype: torch.dtype) -> tuple[float, float, list[tuple[float, Config]]]:
+    """The floor, the time at rota's own sizes, and all times, best first."""
+    run, moved = case.make(case.rows, dtype)
+    found = []
+    for config in case.configs:
+        try:
+            found.append((seconds(run, config), config))
+        except Exception:
+            torch.cuda.synchronize()
+    return moved / BANDWIDTH, seconds(run, None), sorted(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("word", nargs="?", default="", help="only cases whose names hold it; several, separated by commas")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="tf32")
+    parser.add_argument("--out", type=Path, help="a file for all times, as JSON")
+    given = parser.parse_args()
+    chosen = [at for at, case in enumerate(CASES) if any(word in case.name for word in given.word.split(","))]
+    processes = max(1, len(os.sched_getaffinity(0)) - 1)
+    jobs = [(at, config) for at in chosen for config in CASES[at].configs]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(compile_some, [(jobs[start::processes], given.precision) for start in range(processes)])
+    dtype = prepare(given.precision)
+    everything = {}
+    print(f"{given.precision:24}{'floor':>8}{'now':>8}{'best':>8}  microseconds", flush=True)
+    for at in chosen:
+        floor, now, found = tune(CASES[at], dtype)
+        everything[CASES[at].name] = {"now": now, "all": found}
+        best = "  ".join(f"{time * 1e6:.1f} {config}" for time, config in found[:4])
+        print(f"{CASES[at].name:24}{floor * 1e6:8.1f}{now * 1e6:8.1f}{found[0][0] * 1e6:8.1f}  {best}", flush=True)
+    if given.out:
+        given.out.write_text(json.dumps(everything) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Triton kernels for stacks on a GPU.
+
+Libraries' batched products are tuned for large matrices, and their grouped convolutions for few groups; a stack has many small problems,
+each with weights of its own, bound by memory. Block sizes are a fixed function of the shapes (not tuned at run time), and sums are
+added in a fixed order, so that a repeated run is bit-identical.
+"""
+
+from __future__ import annotations
+
+from rota.engine.kernels.convolutions import convolution, convolution_backward, convolution_backward_, unpool, unpooled
+from rota.engine.kernels.linears import linear, linear_backward, linear_backward_
+from rota.engine.kernels.products import baddbmm, bmm, subtract_product_
+from rota.engine.kernels.rows import load, results, spread
+from rota.engine.kernels.small import CLASSES, cross_entropy, drop, indices, take, uniform, uniform_at, words
+
+__all__ = [
+    "CLASSES",
+    "baddbmm",
+    "bmm",
+    "convolution",
+    "convolution_backward",
+    "convolution_backward_",
+    "cross_entropy",
+    "drop",
+    "indices",
+    "linear",
+    "linear_backward",
+    "linear_backward_",
+    "load",
+    "results",
+    "spread",
+    "subtract_product_",
+    "take",
+    "uniform",
+    "uniform_at",
+    "unpool",
+    "unpooled",
+    "words",
+]

@@ -1,0 +1,29 @@
+"""What the kernels share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Blocks = tuple[int, int, int, int, int]
+"""Rows, columns and depth of a block, warps, and stages of the pipeline."""
+
+
+def precision() -> str:
+    """How products of float32 are made: in TF32 if torch is set to that, else as three products in TF32, which is as good as float32."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def rounded(n: int) -> int:
+    """The power of two from 16 on that holds n."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def contiguous_last(x: Tensor, dims: int) -> Tensor:
+    """x with its last dimensions contiguous in memory, whatever the stride of the first."""
+    step = 1
+    for at in range(1, dims + 1):
+        if x.shape[-at] != 1 and x.stride(-at) != step:
+            return x.contiguous()
+        step *= x.shape[-at]
+    return x

@@ -1,0 +1,338 @@
+"""What runs on a GPU alone: the Triton kernels against torch in float64, and the batched engine there against the sequential one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import federation, linear, network
+from torch import Tensor, nn
+
+import rota
+from rota import rng
+from rota.data.federation import Federation
+from rota.engine import Batched, Devices, local, make
+from rota.engine import schedule as schedules
+from rota.models import MODELS
+from rota.plan import Plan, Task
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+]
+PRECISE = {"fp32": 3e-6, "tf32": 3e-3, "bf16": 1e-2}
+
+
+@pytest.fixture(params=PRECISE)
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each way to make products; torch's own setting comes back afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param != "fp32"
+    yield request.param
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def number(precision: str) -> torch.dtype:
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """The distance in parts of what is expected; NaN is far."""
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def params(rows: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Parameters as a stack has them: views of one matrix, whose rows are longer than they need be."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    theta = draw(rows, sum(sizes) + 6)
+    return [piece.view(rows, *shape) for piece, shape in zip(theta.split([*sizes, 6], 1), shapes, strict=False)]
+
+
+LAYERS = [(10, 784, 200), (10, 200, 200), (3, 2000, 10), (20, 64, 33), (64, 70, 17), (90, 50, 20)]
+
+
+@pytest.mark.parametrize(("batch", "inputs", "outputs"), LAYERS)
+@pytest.mark.parametrize("subtract", [True, False])
+def test_linear_layers(precision: str, batch: int, inputs: int, outputs: int, subtract: bool) -> None:
+    from rota.engine import kernels
+
+    weight, bias = params(3, (outputs, inputs), (outputs,))
+    x, dy = draw(3, batch, inputs, dtype=number(precision)).relu(), draw(3, batch, outputs, dtype=number(precision))
+    expected = x.double() @ weight.double().transpose(1, 2) + bias.double().unsqueeze(1)
+    assert apart(kernels.linear(x, weight, bias, False), expected) < PRECISE[precision]
+    assert apart(kernels.linear(x, weight, bias, True), expected.relu()) < PRECISE[precision]
+    assert apart(kernels.linear(x, weight, None, False), expected - bias.unsqueeze(1)) < PRECISE[precision]
+
+    dx, dw, db = dy.double() @ weight.double(), dy.double().transpose(1, 2) @ x.double(), dy.double().sum(1)
+    ends = (weight.double() - dw, bias.double() - db) if subtract else (dw, db)
+    for scale, wanted in ((0.0, dx), (1.0, dx * (x > 0)), (2.0, dx * (x > 0) * 2)):
+        at = [weight.clone(), bias.clone()] if subtract else [torch.full_like(p, float("nan")) for p in (weight, bias)]
+        found = kernels.linear_backward_(dy, x, at[0] if subtract else weight, scale, True, *at, subtract)
+        assert apart(found, wanted) < PRECISE[precision]
+        assert apart(at[0], ends[0]) < PRECISE[precision]
+        assert apart(at[1], ends[1]) < PRECISE[precision]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution: channels, side, outputs, kernel, padding, stride; whether its input has the channels last in memory."""
+
+    channels: int
+    side: int
+    outputs: int
+    kernel: int
+    padding: int = 0
+    stride: int = 1
+    last: bool = True
+
+
+SHAPES = [
+    Shape(32, 12, 64, 3),
+    Shape(32, 14, 64, 5, 2),
+    Shape(64, 9, 32, 3, 1),  # an odd side: the last row and column are in no window
+    Shape(3, 16, 32, 3, last=False),
+    Shape(1, 14, 32, 5, 2, last=False),
+    Shape(10, 11, 20, 5),
+    Shape(16, 9, 24, 3, 1, stride=2),
+    Shape(16, 10, 16, 7, 3),
+]
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor, shape: Shape) -> Tensor:
+    return torch.stack([F.conv2d(*row, shape.stride, shape.padding) for row in zip(x, weight, bias, strict=True)])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("pool", [False, True])
+def test_convolutions(precision: str, shape: Shape, pool: bool) -> None:
+    from rota.engine import kernels
+
+    dtype, bound = number(precision), PRECISE[precision]
+    weight, bias = params(3, (shape.outputs, shape.channels, shape.kernel, shape.kernel), (shape.outputs,))
+    x = draw(3, 5, shape.side, shape.side, shape.channels, dtype=dtype).permute(0, 1, 4, 2, 3)
+    x = x if shape.last else x.contiguous()
+    places = ([shape.stride] * 2, [shape.padding] * 2)
+    exact = [value.double().requires_grad_() for value in (x, weight, bias)]
+    whole = convolved(exact[0], exact[1], exact[2], shape)
+    expected = torch.stack([F.max_pool2d(row, 2) for row in whole]) if pool else whole
+    for relu in (False, True):
+        for planar in (False, True):
+            y, which = kernels.convolution(x, weight, bias, *places, relu, pool, planar)
+            assert apart(y, expected.relu() if relu else expected) < bound
+            assert (y.is_contiguous() if planar else y.permute(0, 1, 3, 4, 2).is_contiguous()) or 1 in y.shape
+    dy = draw(*y.shape, dtype=dtype)
+    dense = kernels.unpool(dy, which, *whole.shape[3:])[0] if pool else dy
+    if pool:  # each window's gradient is at one of its pixels: at the largest, or at one that is as good as that
+        assert apart(F.avg_pool2d(dense.double().flatten(0, 1), 2) * 4, dy.double().flatten(0, 1)) == 0
+        taken = torch.stack([F.avg_pool2d(row, 2) * 4 for row in whole.detach() * (dense != 0)])
+        assert apart(taken, expected.detach() * (dy != 0)) < bound
+    gradients = torch.autograd.grad(whole, exact, dense.double())
+    for wanted in (False, True) if shape.stride == 1 else (False,):
+        for scale in (0.0, 2.0) if wanted else (0.0,):
+            dx, dw, db = kernels.convolution_backward(dy, x, weight, which if pool else None, *places, scale, wanted, True)
+            assert apart(dw, gradients[1]) < bound
+            assert apart(db, gradients[2]) < bound
+            if wanted:
+                assert apart(dx, gradients[0] * (x > 0) * scale if scale else gradients[0]) < bound
+    at = [weight.clone(), bias.clone()]
+    kernels.convolution_backward_(dy, x, at[0], which if pool else None, *places, 0.0, False, *at, True)
+    assert apart(at[0], weight - gradients[1]) < bound
+    assert apart(at[1], bias - gradients[2]) < bound
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(10, 10), (600, 10), (7, 80), (33, 1000)])
+def test_cross_entropy(batch: int, classes: int) -> None:
+    from rota.engine import kernels
+
+    z, y, weight = draw(3, batch, classes) * 5, torch.randint(0, classes, (3, batch), device="cuda"), draw(3, batch).abs()
+    exact = z.double().requires_grad_()
+    expected = (F.cross_entropy(exact.flatten(0, 1), y.flatten(), reduction="none").view(3, -1) * weight).sum(1)
+    loss, dz = kernels.cross_entropy(z, y, weight)
+    assert apart(loss, expected) < 1e-6
+    assert apart(dz, torch.autograd.grad(expected.sum(), exact)[0]) < 1e-6
+
+
+def test_random_numbers_are_those_of_the_cpu() -> None:
+    from rota.engine import kernels
+
+    key, step = torch.randint(-(2**62), 2**62, (5,)), torch.arange(5)
+    there = key.cuda(), step.cuda()
+    assert torch.equal(kernels.uniform(there[0], 3000).cpu(), rng.uniform(key, 3000))
+    assert torch.equal(local.uniform_at(*there, 3, 3000).cpu(), local.uniform_at(key, step, 3, 3000))
+    y = torch.randn(5, 30, 100)
+    expected = y * (local.uniform_at(key, step, 2, 3000).view(y.shape) >= 0.3) / 0.7
+    torch.testing.assert_close(kernels.drop(y.cuda(), *there, 2, 0.3).cpu(), expected)
+
+
+def test_a_steps_examples() -> None:
+    from rota.engine import kernels
+
+    x, y = draw(50, 3, 7), torch.arange(50, device="cuda")
+    index, weight = torch.randint(0, 50, (6, 4, 9), device="cuda"), draw(6, 4, 9)
+    found = kernels.take(x, y, index, weight, torch.full((4,), 5, device="cuda"), 3)
+    now = index[5, :3]
+    assert all(torch.equal(*pair) for pair in zip(found, (x[now], y[now], weight[5, :3]), strict=True))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("n", [10, 5000, 9001])
+def test_rows_go_in_and_come_out(n: int, fused: bool) -> None:
+    from rota.engine import kernels
+
+    theta, room = draw(4, -(-n // 64) * 64)[:, :n], draw(4, 5)
+    for start in (draw(3, n), draw(n).expand(3, -1)):
+        kernels.spread(start, theta)
+        assert torch.equal(theta[:3], start)
+        after = draw(4, -(-n // 64) * 64)[:, :n]
+        update, numbers = kernels.results(start, after, room[0])
+        assert torch.equal(update, start - after[:3])
+        torch.testing.assert_close(numbers[0], (start - after[:3]).double().norm(dim=1), rtol=1e-6, atol=0)
+        assert torch.equal(numbers[1], room[0, :3].double())
+    index, weight = torch.randint(0, 9, (6, 3, 7), device="cuda"), draw(6, 3, 7).double()
+    key, steps, rate = torch.arange(3, device="cuda") - 2**60, torch.arange(3, device="cuda"), draw(3)
+    tables = torch.zeros(8, 4, 7, dtype=torch.int64, device="cuda"), torch.zeros(8, 4, 7, device="cuda")
+    state = [torch.ones(4, dtype=dtype, device="cuda") for dtype in (torch.int64, torch.int64, torch.float32, torch.float32, torch.int64)]
+    kernels.load(index, weight, key, steps, rate, tables, tuple(state), fused)
+    assert torch.equal(tables[0][:6, :3], index)
+    torch.testing.assert_close(tables[1][:6, :3], (weight * rate[:, None] if fused else weight).float())
+    assert all(torch.equal(held[:3], given) for held, given in zip(state, (key, steps, rate, 0 * rate, 0 * steps), strict=True))
+
+
+WORK = {
+    "mini-batches": {"batch": 7},
+    "one batch": {"batch": None, "epochs": 3},
+    "steps": {"batch": 4, "steps": 11},
+    "epochs": {"batch": 7, "epochs": 5},
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("words", [1 << 26, 100])
+def test_the_schedule_is_that_of_the_cpu(work: dict[str, Any], least: int, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "WORDS", words)
+    task = Task(linear, federation([9, 23, 1, 16, 40]), **work)
+    sizes = task.data.train.sizes
+    steps = schedules.local_steps(task, sizes, least)
+    rows = np.argsort(-steps, kind="stable")
+    rows = rows[steps[rows] > 0]
+    plan = Plan(np.arange(5), np.zeros(5, np.int64), np.ones(5), np.ones(5))
+    width = int(schedules.widths(task, sizes).max())
+    first = task.data.train.offsets[rows]
+    there, here = (schedules.schedule(task, rows, first, plan, 3, 5, least, width, torch.device(place)) for place in ("cuda", "cpu"))
+    assert torch.equal(there.index.cpu(), here.index)
+    assert torch.equal(there.weight.cpu(), here.weight)
+    assert torch.equal(there.key.cpu(), here.key)
+    assert there.examples.tolist() == here.examples.tolist()
+
+
+def pairs(clients: list[int]) -> Plan:
+    n = len(clients)
+    return Plan(np.array(clients, np.int64), np.zeros(n, np.int64), np.ones(n), np.ones(n))
+
+
+def updates(engine: Any, models: Any, plan: Plan) -> dict[int, Tensor]:
+    chunks = list(engine.train(models, plan, 1))
+    return {int(row): update for chunk in chunks for row, update in zip(chunk.rows, chunk.update, strict=True)}
+
+
+def images(shape: tuple[int, ...]) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [23, 17, 30, 9]
+    parts = [(torch.randn(n, *shape, generator=generator), torch.randint(0, 10, (n,), generator=generator)) for n in sizes]
+    return rota.from_clients(parts, parts[0], classes=10)
+
+
+ZOO: dict[str, tuple[int, ...]] = {
+    "logistic": (60,),
+    "two_nn": (1, 28, 28),
+    "s2_classic": (1, 28, 28),
+    "s2_wide": (1, 16, 16),
+    "cnn": (1, 28, 28),
+    "kvib_cnn": (1, 28, 28),
+    "mmfl_emnist": (1, 28, 28),
+    "pfl_cnn": (3, 16, 16),
+    "vgg9": (3, 16, 16),
+    "resnet18": (3, 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_networks_train_as_on_the_sequential_engine(name: str) -> None:
+    """One step, so that no rounding can turn a ReLU or a pooling window before it counts; and a repetition to the last bit."""
+    task = Task(MODELS[name], images(ZOO[name]), lr=0.05, batch=10, steps=1)
+    plain, fast = (make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched"))
+    assert isinstance(fast, Batched)
+    assert fast.families, "the model must be stackable"
+    models, plan = plain.initial(), pairs([0, 2, 3])
+    expected, found, again = (updates(engine, models, plan) for engine in (plain, fast, fast))
+    for row in expected:
+        assert apart(found[row], expected[row]) < 1e-3
+        assert torch.equal(found[row], again[row])
+
+
+OPTIMISERS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.05},
+    "clip": {"clip": 0.3},
+    "prox": {"prox": 0.5},
+    "steps": {"steps": 7, "batch": 4},
+    "one batch": {"batch": None, "epochs": 3},
+}
+
+
+def smooth(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 40), nn.Tanh(), nn.Linear(40, 30), nn.Sigmoid(), nn.Linear(30, classes))
+
+
+@pytest.mark.parametrize(
+    ("model", "work"),
+    [*((smooth, work) for work in OPTIMISERS.values()), (network, {}), (network, {"momentum": 0.9})],
+    ids=[*OPTIMISERS, "dropout and BatchNorm", "dropout and BatchNorm, momentum"],
+)
+def test_local_work_is_that_of_the_sequential_engine(model: Any, work: dict[str, Any]) -> None:
+    task = Task(model, federation([9, 23, 16, 40]), **{"batch": 7, "epochs": 2, **work})
+    plain, fast = (make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched"))
+    models, plan = plain.initial(), pairs([3, 1, 0])
+    expected, found = (updates(engine, models, plan) for engine in (plain, fast))
+    for row in expected:
+        assert apart(found[row], expected[row]) < 2e-3
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_lower_precision_is_near(precision: str) -> None:
+    task = Task(MODELS["cnn"], images((1, 28, 28)), lr=0.05, batch=10, steps=1)
+    plain = make("sequential", [task], Devices(), 0, "cuda", "fp32")
+    models, plan = plain.initial(), pairs([0, 2, 3])
+    expected = updates(plain, models, plan)
+    fast = make("batched", [task], Devices(), 0, "cuda", precision)
+    found, again = updates(fast, models, plan), updates(fast, models, plan)
+    for row in expected:
+        assert 0 < apart(found[row], expected[row]) < {"tf32": 0.1, "bf16": 0.3}[precision]  # some ReLUs and windows turn
+        assert torch.equal(found[row], again[row])
+
+
+def test_layers_become_kernels() -> None:
+    """The patterns must be found: a step of the CNN is a handful of launches, and its weights are updated inside them."""
+    fast = make("batched", [Task(MODELS["cnn"], images((1, 28, 28)), batch=10)], Devices(), 0, "cuda")
+    assert isinstance(fast, Batched)
+    fast.families[0].steps.get(4, 10, True)
+    names = [str(node.target) for node in fast.families[0].steps.made[4, 10, True].graph.nodes if node.op == "call_function"]
+    assert sum("convolution_rows" in name for name in names) == 2
+    assert sum("linear_rows" in name for name in names) == 2
+    assert sum("convolution_backward_" in name for name in names) == 2
+    assert sum("linear_backward_" in name for name in names) == 2
+    assert not [name for name in names if "aten" in name and "detach" not in name]
