@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -295,6 +295,8 @@ class TestEverySampler:
             assert after.keys() == state.keys()
             if has_variance(sampler):
                 check_rates(sampler, shares)
+                again = asked(sampler, after, SHARES, rng.generator(0))
+                assert (sampler.rates(again, SHARES)[SHARES > 0] > 0).all(), "those who were away can be drawn again"
         few = SHARES * [1, 1, 1, 0, 1, 0] / 0.6
         if sampler.unbiased:
             check_unbiased(Draws.of(sampler, few, 1500), few)
@@ -317,6 +319,19 @@ class TestEverySampler:
         assert after.keys() == state.keys()
         following, _ = step(sampler, after, SHARES, 4)
         assert np.isfinite(following.weight).all()
+
+    def test_enormous_updates_are_no_trouble(self, sampler: Sampler) -> None:
+        """Their norms overflow."""
+        state = sampler.init(SHARES, 50)
+        for norm in (np.inf, 1e300, 1.0, np.inf):
+            generator = rng.generator(0)
+            if isinstance(sampler, Asking):
+                rows = sampler.ask(state, SHARES, generator).rows
+                state = sampler.hear(state, rows, replace(answers(rows), norm=np.full(len(rows), norm)))
+            plan = sampler.draw(state, SHARES, generator)
+            assert np.isfinite(plan.weight).all()
+            state = sampler.observe(state, SHARES, plan, replace(answers(plan), norm=np.full(len(plan), norm)))
+        assert np.isfinite(step(sampler, state, SHARES, 0)[0].weight).all()
 
     def test_updates_of_zero_are_no_trouble(self, sampler: Sampler) -> None:
         """A model that has converged: all norms are 0."""
@@ -437,6 +452,7 @@ def test_dividing_by_k_times_q_without_replacement_is_biased() -> None:
 
 
 @pytest.mark.parametrize("procedure", ["fixed", "independent", "multinomial", "sequential"])
+@settings(deadline=None)
 @given(data=st.data())
 def test_procedures_by_enumeration(procedure: Procedure, data: st.DataObject) -> None:
     clients = data.draw(st.integers(2, 5))
@@ -476,6 +492,7 @@ def test_certain_clients_are_always_in_and_impossible_ones_never() -> None:
         assert plan.client.tolist() == [0]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(0.5, 60))
 def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
     shares = np.full((1, clients), 1 / clients)
@@ -568,6 +585,7 @@ def test_waterfill_with_a_floor_vectors(scores: list[float], budget: float, floo
 SCORES = arrays(float, st.integers(1, 30), elements=st.floats(-60, 60).map(math.exp))
 
 
+@settings(deadline=None)
 @given(SCORES, st.floats(0, 1), st.floats(0, 1))
 def test_waterfill_against_bisection(scores: Array, part: float, low: float) -> None:
     budget = max(part * len(scores), 1e-3)
@@ -581,6 +599,7 @@ def test_waterfill_against_bisection(scores: Array, part: float, low: float) -> 
 ANY = arrays(float, st.integers(1, 12), elements=st.just(0.0) | st.floats(-700, 700).map(math.exp))
 
 
+@settings(deadline=None)
 @given(ANY, st.floats(0.001, 1.1), st.floats(0, 1))
 def test_waterfill_on_all_that_a_float_can_be(scores: Array, part: float, low: float) -> None:
     """What must hold of the optimum, without an oracle: the budget is spent, and p is in proportion wherever it is free to be."""
@@ -595,6 +614,7 @@ def test_waterfill_on_all_that_a_float_can_be(scores: Array, part: float, low: f
         assert ratio == pytest.approx(np.full(free.sum(), ratio[0] if free.any() else 0), abs=1e-9)
 
 
+@settings(deadline=None)
 @given(arrays(float, st.integers(2, 6), elements=st.floats(0.05, 5)), st.floats(0.1, 0.9), st.floats(0, 0.9))
 def test_waterfill_against_a_solver(scores: Array, part: float, low: float) -> None:
     """No feasible point that SLSQP finds has a smaller sum a^2 / p."""
@@ -616,6 +636,7 @@ def test_waterfill_against_a_solver(scores: Array, part: float, low: float) -> N
     assert (scores**2 / p).sum() <= found.fun * (1 + 1e-7)
 
 
+@settings(deadline=None)
 @given(SCORES, st.floats(0.05, 1), st.integers(0, 5), st.permutations(range(5)))
 def test_waterfill_does_not_mind_order_ties_and_scale(scores: Array, part: float, again: int, order: list[int]) -> None:
     scores = np.concatenate([scores, np.full(again, scores[0])])
@@ -779,10 +800,17 @@ def test_avare_starts_uniform_and_its_floor_falls() -> None:
     assert sampler.rates(known, shares)[0].min() == pytest.approx(0.04 + 0.16 / 4)
     late = {**known, "round": np.array([1e9])}
     assert sampler.rates(late, shares)[0] == pytest.approx([0.04, 0.04, 0.04, 0.04, 0.84])
+    plan = Plan(np.array([4, 1]), np.zeros(2, int), np.full(2, np.nan), np.ones(2))
+    seen = Seen.nothing(2)
+    seen.norm[:] = 7.0, np.nan
+    after = sampler.observe(known, shares, plan, seen)
+    assert after["norm"].tolist() == [[0, 1, 1, 1, 7]]
+    assert after["round"] == 5
     unseen = {"norm": np.array([[math.nan, 1, 1, 1, 2]]), "round": np.array([1e9])}
     assert sampler.rates(unseen, shares)[0] == pytest.approx(np.array([2, 1, 1, 1, 2]) / 7)
 
 
+@settings(deadline=None)
 @given(arrays(float, st.integers(2, 12), elements=st.floats(-5, 5).map(math.exp)), st.floats(0.05, 0.95))
 def test_osmd_projection(q: Array, alpha: float) -> None:
     """waterfill with a floor is the published projection: entries before m* become alpha / N, the others are scaled."""
@@ -877,6 +905,7 @@ def test_divfl_is_greedy() -> None:
         costs = {i: distance[:, [*chosen, i]].min(axis=1).sum() for i in range(9) if i not in chosen}
         chosen.append(min(costs, key=lambda i: costs[i]))
     assert divfl.facilities(distance, 3).tolist() == chosen
+    assert sorted(divfl.facilities(np.zeros((4, 4)), 9)) == [0, 1, 2, 3], "clients that are all the same"
 
 
 def test_divfl_asks_everybody_once_and_then_keeps_what_it_sees() -> None:
@@ -907,6 +936,7 @@ def masses(sampler: Any, state: State, row: Array) -> Array:
 
 
 @pytest.mark.parametrize("name", ["clustered-size", "clustered-similarity"])
+@settings(deadline=None)
 @given(data=st.data())
 def test_clustered_sampling(name: str, data: st.DataObject) -> None:
     """Strata are distributions, each client has m * share in all, and the variance is no more than with replacement."""

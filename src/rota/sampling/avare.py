@@ -53,7 +53,7 @@ class Avare:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        back = feedback(shares, plan, seen)
+        back = feedback(shares, plan, seen.norm)
         norm = state["norm"].copy()
         norm[back.model, back.client] = seen.norm[back.row]
         return {"norm": norm, "round": state["round"] + 1}

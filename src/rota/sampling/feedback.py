@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rota.data.federation import Array
-from rota.plan import Plan, Seen
+from rota.plan import Plan
 
 
 class Feedback(NamedTuple):
@@ -20,11 +20,12 @@ class Feedback(NamedTuple):
     score: Array
 
 
-def feedback(shares: Array, plan: Plan, seen: Seen) -> Feedback:
-    """The scores of the rows that did not fail."""
-    row = np.flatnonzero(seen.ok)
-    model, client = plan.model[row], plan.client[row]
-    return Feedback(row, model, client, shares[model, client] * seen.norm[row])
+def feedback(shares: Array, plan: Plan, norm: Array) -> Feedback:
+    """The scores of the rows that did not fail (NaN), and whose norm can be squared: that of an enormous update may overflow."""
+    with np.errstate(over="ignore"):
+        score = shares[plan.model, plan.client] * norm
+        row = np.flatnonzero(np.isfinite(score**2))
+    return Feedback(row, plan.model[row], plan.client[row], score[row])
 
 
 def times(plan: Plan, back: Feedback, rates: Array, shares: Array) -> Array:

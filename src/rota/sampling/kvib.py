@@ -10,7 +10,7 @@ import numpy as np
 from rota.data.federation import Array
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw, leader
-from rota.sampling.feedback import Feedback, feedback, matrix
+from rota.sampling.feedback import feedback, matrix
 from rota.sampling.waterfill import fill
 
 
@@ -59,7 +59,7 @@ class KVib:
         return draw.independent(self.rates(state, shares), shares, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        back = feedback(shares, plan, seen)
+        back = feedback(shares, plan, seen.norm)
         return leader.learn(state, back, back.score**2 / plan.probability[back.row])
 
 
@@ -88,5 +88,5 @@ class KVibFull(KVib):
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
         everybody = draw.everybody(shares)
-        score = np.nan_to_num(everybody.weight * state["norm"][everybody.model, everybody.client])
-        return leader.learn(state, Feedback(np.arange(len(score)), everybody.model, everybody.client, score), score**2)
+        back = feedback(shares, everybody, state["norm"][everybody.model, everybody.client])
+        return leader.learn(state, back, back.score**2)

@@ -48,7 +48,7 @@ class Mabs:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        back, rates = feedback(shares, plan, seen), self.rates(state, shares)
+        back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         scale = first_scale(state["scale"], back.model, back.score**2)
         q = rates[back.model, back.client] / self.budget
         gain = times(plan, back, rates, shares) * state["delta"][back.model] * back.score**2 / q**3 / scale[back.model]

@@ -84,7 +84,8 @@ def approximate(scores: Array, budget: float, steps: int) -> Array:
     """AOCS's probabilities (Chen et al. 2020, Algorithm 2). Scores that are all 0 share the budget equally."""
     if len(scores) <= budget or not scores.any():
         return np.full(len(scores), min(1.0, budget / max(len(scores), 1)))
-    p = np.minimum(1.0, budget * (scores / scores.sum()))
+    parts = scores / scores.max()
+    p = np.minimum(1.0, budget * parts / parts.sum())
     for _ in range(steps):
         below = p < 1
         rest = p[below].sum()

@@ -68,7 +68,7 @@ class Osmd:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        back, rates = feedback(shares, plan, seen), self.rates(state, shares)
+        back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         scale = first_scale(state["scale"], back.model, back.score**2, np.max)
         at = (back.model, back.client)
         # a_i / (K^2 q_i), the draw's estimate of a_i / K, in units of the scale; where all are 0 there is no scale yet

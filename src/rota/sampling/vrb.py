@@ -45,6 +45,6 @@ class Vrb:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        back, rates = feedback(shares, plan, seen), self.rates(state, shares)
+        back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         q = rates[back.model, back.client] / self.budget
         return leader.learn(state, back, times(plan, back, rates, shares) * back.score**2 / q)
