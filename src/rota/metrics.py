@@ -75,16 +75,17 @@ class Meter:
 
 
 def look(engine: Engine, models: list[Weights], shares: Array, now: int, products: bool = False) -> list[Updates]:
-    """Train everybody, each model's clients in order; a client that fails counts 0."""
+    """Train everybody, each model's clients in order; one that fails, or whose norm cannot be squared, counts 0."""
     plan = draw.everybody(shares)
     scores = np.zeros(shares.shape)
     sums = [torch.zeros(model.params.shape, dtype=torch.float64, device=model.params.device) for model in models]
     kept: list[dict[int, Tensor]] = [{} for _ in models]
     for chunk in engine.train(models, plan, now):
-        ok = np.array([not reason for reason in admit(chunk).reason], bool)
+        with np.errstate(over="ignore"):
+            ok = np.array([not reason for reason in admit(chunk).reason], bool) & np.isfinite(chunk.norm**2)
         client, update = plan.client[chunk.rows[ok]], chunk.update[torch.from_numpy(ok).to(chunk.update.device)]
         weighted = update * torch.from_numpy(shares[chunk.model, client]).to(update)[:, None]
-        scores[chunk.model, client] = torch.linalg.vector_norm(weighted, dim=1).double().cpu().numpy()
+        scores[chunk.model, client] = shares[chunk.model, client] * chunk.norm[ok]
         sums[chunk.model] += weighted.sum(dim=0, dtype=torch.float64)
         if products:
             kept[chunk.model] |= dict(zip(client.tolist(), weighted.double(), strict=True))

@@ -53,19 +53,29 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def extremes(values: Sequence[float]) -> Interval:
+    """A mean over seeds, the smallest and the largest: for so few seeds that an interval would say nothing."""
+    return Interval(float(np.mean(values)), min(values), max(values))
+
+
 def of(found: Found, name: str) -> Interval:
     """One of a part's numbers over its seeds."""
     return interval([run[name] for run in found["runs"]])
 
 
-def unscaled(found: Found) -> Interval:
+def unscaled(found: Found) -> list[float]:
     """The regret with q = p / K in the place of p, against the same optimum."""
-    return interval([found["budget"] * run["cost"] - (run["cost"] - run["regret"]) for run in found["runs"]])
+    return [found["budget"] * run["cost"] - (run["cost"] - run["regret"]) for run in found["runs"]]
 
 
-def ratio(found: Found) -> Interval:
+def ratio(found: Found) -> list[float]:
     """sum l(p) / sum min l."""
-    return interval([run["cost"] / (run["cost"] - run["regret"]) for run in found["runs"]])
+    return [run["cost"] / (run["cost"] - run["regret"]) for run in found["runs"]]
+
+
+def values(name: str) -> Callable[[Found], list[float]]:
+    """One of a part's numbers, a value a seed."""
+    return lambda found: [run[name] for run in found["runs"]]
 
 
 def report(found: dict[str, Found], all_parts: int, quick: bool) -> Result:
@@ -124,15 +134,15 @@ def _budgets(found: dict[str, Found]) -> dict[str, bool]:
         words = ", ".join(f"{mean:.3g}" for mean in means)
         falls = all(after < before for before, after in pairwise(means))
         out[f"K-Vib's cumulative regret falls with K ({words} at K = {budgets})"] = falls
-    return out | _ends(found, "", lambda each: of(each, "regret")) | _ends(found, " if q = p / K stands for p in l(p)", unscaled)
+    return out | _ends(found, "", values("regret")) | _ends(found, " if q = p / K stands for p in l(p)", unscaled)
 
 
-def _ends(found: dict[str, Found], how: str, pick: Callable[[Found], Interval]) -> dict[str, bool]:
+def _ends(found: dict[str, Found], how: str, pick: Callable[[Found], list[float]]) -> dict[str, bool]:
     """Does a rival's regret fall from the smallest to the largest budget?"""
     sweeps = {TITLES[rival]: parts for rival in CLAIMED if len(parts := _sweep(found, rival)) > 1}
     if not sweeps:
         return {}
-    means = {title: (pick(parts[0]).mean, pick(parts[-1]).mean) for title, parts in sweeps.items()}
+    means = {title: (float(np.mean(pick(parts[0]))), float(np.mean(pick(parts[-1])))) for title, parts in sweeps.items()}
     words = ", ".join(f"{title} {first:.3g} to {last:.3g}" for title, (first, last) in means.items())
     ends = next(iter(sweeps.values()))
     claim = f"that of its rivals does not fall from K = {ends[0]['budget']} to {ends[-1]['budget']}{how} ({words})"
@@ -152,7 +162,7 @@ def _gamma(found: dict[str, Found]) -> dict[str, bool]:
     numbers = f"{own:.3g} against {means[best]:.3g} with G = {best:g}, on the same {seeds} seeds"
     claim = f"K-Vib without a G has at most 10 % more cumulative regret than with the best G of {len(means)} ({numbers})"
     ratio = max(spread) / min(spread)
-    words = f"K-Vib is not sensitive to gamma: over the G tried, its cumulative variance is within a factor of 2 (it is {ratio:.3g})"
+    words = f"K-Vib is not sensitive to gamma: over the G tried, its cumulative variance is within a factor of 2 (it is {ratio:.3f})"
     return {claim: own <= 1.1 * means[best], words: ratio <= 2}
 
 
@@ -165,7 +175,7 @@ def _charts(found: dict[str, Found]) -> list[Chart]:
     charts.append(_curves("regret", f"Cumulative regret at K = {BUDGET} (dashed: with replacement)", "regret", rivals))
     charts.append(_curves("variance", f"Variance at K = {BUDGET} (dashed: with replacement)", "variance", rivals))
     charts.append(_curves("loss", f"Test loss at K = {BUDGET} (dashed: with replacement)", "loss", rivals))
-    for name, what, pick in (("cost", "l(p) / least l", ratio), ("variance", "cumulative variance", lambda each: of(each, "variance"))):
+    for name, what, pick in (("cost", "l(p) / least l", ratio), ("variance", "cumulative variance", values("variance"))):
         lines = [line for sampler in TITLES if (line := _against_budget(_sweep(found, sampler), pick))]
         charts.append(Chart(f"budget-{name}", f"{what} against the budget (dashed: with replacement)", "K", f"log10 {what}", lines))
     hand = sorted((each for each in found.values() if each["bound"]), key=lambda each: float(each["bound"]))
@@ -201,11 +211,11 @@ def _curves(file: str, title: str, name: str, some: list[Found]) -> Chart:
     return Chart(file, title, "round", what, lines)
 
 
-def _against_budget(some: list[Found], pick: Callable[[Found], Interval]) -> Line | None:
+def _against_budget(some: list[Found], pick: Callable[[Found], list[float]]) -> Line | None:
     if len(some) < 2:
         return None
     sampler = some[0]["sampler"]
-    y = [math.log10(pick(each).mean) for each in some]
+    y = [math.log10(np.mean(pick(each))) for each in some]
     return Line(TITLES[sampler], [each["budget"] for each in some], y, list(TITLES).index(sampler), _dashed(sampler))
 
 
@@ -249,7 +259,7 @@ coins (0 is optimal); means over the rounds.
 ## Against gamma
 {_gamma_table(found)}
 
-{WHY}
+{_why(found)}
 
 {machines}
 """
@@ -263,7 +273,7 @@ def _table(found: dict[str, Found]) -> str:
     for sampler, title in TITLES.items():
         each = found.get(f"{sampler}-K{BUDGET}")
         if each:
-            numbers = [str(of(each, name)) for name in ("regret", "variance", "late")] + [str(ratio(each))]
+            numbers = [str(of(each, name)) for name in ("regret", "variance", "late")] + [str(interval(ratio(each)))]
             numbers += [f"{of(each, name).mean:.3g}" for name in ("improvement", "quality", "loss")]
             lines.append(f"| {title} | {' | '.join(numbers)} | {of(each, 'accuracy').mean:.2%} | {len(each['runs'])} |")
     return "\n".join(lines)
@@ -272,10 +282,10 @@ def _table(found: dict[str, Found]) -> str:
 def _budget_table(found: dict[str, Found]) -> str:
     budgets = sorted({each["budget"] for each in found.values()})
     lines = []
-    picks: tuple[tuple[str, Callable[[Found], Interval]], ...] = (
-        ("cumulative regret", lambda each: of(each, "regret")),
+    picks: tuple[tuple[str, Callable[[Found], list[float]]], ...] = (
+        ("cumulative regret", values("regret")),
         ("cumulative regret, q in the place of p", unscaled),
-        ("cumulative variance", lambda each: of(each, "variance")),
+        ("cumulative variance", values("variance")),
         ("cost / least", ratio),
     )
     for title, pick in picks:
@@ -285,9 +295,9 @@ def _budget_table(found: dict[str, Found]) -> str:
                 continue
             parts = {each["budget"]: each for each in _sweep(found, sampler)}
             if len(parts) > 1:
-                lines.append(f"| {name} | {' | '.join(str(pick(parts[b])) if b in parts else '–' for b in budgets)} |")
+                lines.append(f"| {name} | {' | '.join(str(extremes(pick(parts[b]))) if b in parts else '–' for b in budgets)} |")
     seeds = ", ".join(f"{len(each['runs'])} at K = {each['budget']}" for each in _sweep(found, "kvib"))
-    return "\n".join([*lines[1:], "", f"Seeds: {seeds}."])
+    return "\n".join([*lines[1:], "", f"Means, and in brackets the smallest and the largest seed; seeds: {seeds}."])
 
 
 def _gamma_table(found: dict[str, Found]) -> str:
@@ -300,5 +310,27 @@ def _gamma_table(found: dict[str, Found]) -> str:
     return "\n".join(lines)
 
 
-WHY = ""
-"""What explains the numbers."""
+def _why(found: dict[str, Found]) -> str:
+    """What explains the numbers, where they are there."""
+    needed = [f"{sampler}-K{BUDGET}" for sampler in ("kvib", "avare", "vrb", "uniform", "optimal")]
+    if not all(name in found for name in needed):
+        return ""
+    late = ", ".join(f"{TITLES[found[name]['sampler']]} {of(found[name], 'late').mean:.3g}" for name in needed)
+    return f"""## Why
+**The first rounds decide the sums.** A few clients hold most of the data, so most of l(p) is theirs, and with {BUDGET} of 100 clients a
+round it takes some ten rounds until one of them has been drawn. Until then K-Vib and Vrb take it for a client with an update of 0: its
+probability falls below the uniform one, towards theta K / N, while those that were seen rise. Avare takes it for one as large as the
+largest seen. All updates are also at their largest in these rounds, and an unlikely draw of a large client, which counts 1 / p, throws
+the model back and makes them larger still. Once the large clients are known, the order is another: the variance of the second half of the
+rounds is {late}.
+
+**gamma** is what keeps unseen clients in the draw. Where no G is given it is the mean square of the first cohort's scores, which is too
+small whenever the first cohort has none of the large clients, as is likely: hence the width of K-Vib's interval. A G near the largest
+score (0.12 in the first round) does the opposite and keeps it near uniform sampling.
+
+**The budget.** With small budgets uniform sampling, Mabs and OSMD do not converge at lr 0.02: the weights 1 / p of their rare large
+clients are steps that are too long. Their regret at the smallest K is that of a model that does not learn, and it falls with K in either
+reading: that q in the place of p makes a rival's regret rise is true of the same updates at every K, and here the updates shrink with the
+noise. With large budgets independent coins are the better procedure: as K grows to N their variance goes to 0, with replacement it does
+not, though their cost l(K q) is then below the least that coins can have.
+"""
