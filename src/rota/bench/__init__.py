@@ -24,8 +24,9 @@ import rota
 from rota.bench import growth
 from rota.bench.environment import Skip
 from rota.bench.floors import Floors, Rates, lowest, probe
-from rota.bench.systems import OWN, PEERS, System, Way, cores, find, run, ways
+from rota.bench.systems import OWN, PEERS, System, Way, find, run, ways
 from rota.bench.works import WORKS, Size, Work, prepare
+from rota.engine.local import cores
 from rota.errors import BadInput, did_you_mean
 
 __all__ = ["GROWTH", "PEERS", "WORKS", "Result", "bench", "chosen", "names", "table", "write"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rota.bench.systems import cores
 from rota.bench.works import Size
 from rota.data.federation import Array
+from rota.engine.local import cores
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import rota
 from rota.bench.environment import Skip, interpreter
+from rota.engine.local import cores
 
 SCRIPTS = Path(__file__).parent / "peers"
 DENSE = ("logistic", "two_nn")  # on a CPU, XLA's convolutions in a loop, and all but these mapped over clients, take minutes a round
@@ -49,11 +50,6 @@ PEERS = {
         System("pfl", "pfl_sim.py", ("torch", "pfl==0.6.0"), ("pfl.model.pytorch", "pfl.aggregate.simulate")),
     )
 }
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ways(system: System, device: str, model: str) -> list[Way]:

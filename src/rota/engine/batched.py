@@ -9,7 +9,6 @@ rate (a sweep) share their stacks.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import deque
@@ -26,7 +25,7 @@ from rota.engine import native
 from rota.engine.clock import Devices
 from rota.engine.cuda import GraphStack
 from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit
-from rota.engine.local import Correction
+from rota.engine.local import Correction, cores
 from rota.engine.rules import on_gpu
 from rota.engine.schedule import Schedule, batches_per_epoch, examples_of, local_steps, row_keys, schedule, widths
 from rota.engine.score import Score
@@ -64,7 +63,7 @@ class Batched:
         self.families = self._families()
         self.most: dict[tuple[int, int], int] = {}  # (family, width) -> the most rows in one stack
         self.graphs: dict[tuple[int, int, bool], GraphStack] = {}
-        self.workers = len(os.sched_getaffinity(0)) if device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
+        self.workers = cores() if device.type == "cpu" else 1
         self.threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self.counting = threading.Lock()
         self.slots = self.padding = 0
@@ -227,8 +226,8 @@ class Batched:
             self.slots += width * sum(sizes)
             self.padding += width * sum(sizes) - int(todo.examples.sum())
         loss = total / todo.steps / (rates if stack.fused else 1.0)
-        results = (update, buffers, loss, todo.examples, norm)
-        return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in present.tolist()]
+        results = (update, buffers, loss, todo.steps, todo.examples, norm)
+        return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
 
     def _train_native(
         self, models: list[Weights], plan: Plan, family: Family, library: native.Native, rows: Array, width: int, now: int,
@@ -251,8 +250,8 @@ class Batched:
         examples = examples_of(task, sizes, least)
         self.slots += width * int(todo["steps"].sum())
         self.padding += width * int(todo["steps"].sum()) - int(examples.sum())
-        results = (result.update, result.buffers, result.loss, examples)
-        return [self._chunk(plan, rows, model, models[model].nbytes, *results) for model in present.tolist()]
+        results = (result.update, result.buffers, result.loss, todo["steps"], examples)
+        return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
 
     def _run(
         self, f: int, width: int, todo: Schedule, x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None
@@ -277,14 +276,15 @@ class Batched:
         return stack
 
     def _chunk(
-        self, plan: Plan, rows: Array, model: int, nbytes: int, update: Tensor, buffers: Tensor, loss: Array, examples: Array,
-        norm: Array | None = None,
+        self, plan: Plan, rows: Array, model: int, now: int, nbytes: int, update: Tensor, buffers: Tensor, loss: Array, steps: Array,
+        examples: Array, norm: Array | None = None,
     ) -> Chunk:  # fmt: skip
         """The rows of one model in a stack's results."""
         mine = np.flatnonzero(plan.model[rows] == model)
         if len(mine) < len(rows):
-            update, buffers, loss, examples, rows = update[mine], buffers[mine], loss[mine], examples[mine], rows[mine]
+            update, buffers, loss, steps, examples, rows = update[mine], buffers[mine], loss[mine], steps[mine], examples[mine], rows[mine]
             norm = None if norm is None else norm[mine]
         seconds = self.plain.seconds(model, plan.client[rows], examples, nbytes)
         measured = None if norm is None else (update, norm)
-        return Chunk(rows, model, update, buffers, loss, examples, seconds, [""] * len(rows), measured)
+        rate = self.tasks[model].lr_at(now)
+        return Chunk(rows, model, rate, update, buffers, loss, steps, examples, seconds, [""] * len(rows), measured)

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,6 +28,11 @@ TOO_FEW = "a single example, and the model normalises over the batch"
 
 Correction = Callable[[Array], Tensor]
 """Plan rows -> what is added to their gradient in every local step, [rows, params] (SCAFFOLD's c - c_i)."""
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def row_key(seed: int, now: int, client: int, model: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +16,12 @@ from torch.func import functional_call
 from rota import weights
 from rota.data.federation import Array, Federation
 from rota.engine import local
+from rota.engine.local import cores
 from rota.plan import Task
 from rota.weights import Weights
 
-BATCH = 1000
+BATCH, ON_CPU = 1000, 100
+"""Examples that are tested at once on a GPU, and on a CPU, where their features should stay in its cache."""
 STACK = 32
 """The most models in one stack."""
 TOLERANCE = 1e-3
@@ -45,6 +49,8 @@ class Scorer:
         self.tasks, self.modules, self.device = tasks, modules, device
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.stacks: dict[Kind, bool] = {}  # whether a kind of model can be stacked
+        self.threads = ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) if device.type == "cpu" else None
+        self.batch = ON_CPU if self.threads else BATCH
 
     def one_by_one(self, models: list[Weights], which: Sequence[int]) -> list[Score]:
         """The scores of the models with these numbers, one pass over the test part each."""
@@ -64,15 +70,23 @@ class Scorer:
                 found |= zip(some, self._score(some, measure), strict=True)
         return [found[s] for s in which]
 
-    @torch.no_grad()
     def _score(self, which: list[int], measure: Measure) -> list[Score]:
         data = self.tasks[which[0]].data
         x, y = self._test(data)
-        parts = ((part[start : start + BATCH].to(self.device) for part in (x, y)) for start in range(0, len(y), BATCH))
-        pieces = [measure(*part) for part in parts]
+        cut = [slice(start, start + self.batch) for start in range(0, len(y), self.batch)]
+        pieces = self.spread(lambda some: measure(x[some].to(self.device), y[some].to(self.device)), cut)
         loss, hits = (torch.cat(side, dim=1).double().cpu().numpy() for side in zip(*pieces, strict=True))
         clients = [None if data.shared_test else _by_client(data, each) for each in hits]
         return [Score(float(a.mean()), float(b.mean()), own) for a, b, own in zip(loss, hits, clients, strict=True)]
+
+    def spread(self, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+        """A function of each of these parts, on all cores of a CPU."""
+
+        def one(part: Any) -> Any:
+            with torch.no_grad():  # which is each thread's own
+                return function(part)
+
+        return list((self.threads.map if self.threads else map)(one, parts))
 
     def _test(self, data: Federation) -> tuple[Tensor, Tensor]:
         if id(data) not in self.held:

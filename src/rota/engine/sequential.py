@@ -14,7 +14,7 @@ from rota.data.federation import Array
 from rota.engine import local
 from rota.engine.clock import Devices, step_flops
 from rota.engine.local import Correction
-from rota.engine.score import BATCH, Score, Scorer
+from rota.engine.score import Score, Scorer
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
@@ -48,13 +48,15 @@ class Sequential:
         """Run the plan's rows from these models, as in round `now`."""
         for row, (client, model) in enumerate(zip(plan.client.tolist(), plan.model.tolist(), strict=True)):
             shift = None if correction is None else correction(np.array([row]))[0]
-            end, loss, examples, reason = self._train_row(models[model], client, model, now, shift)
+            end, loss, steps, examples, reason = self._train_row(models[model], client, model, now, shift)
             yield Chunk(
                 rows=np.array([row]),
                 model=model,
+                lr=self.tasks[model].lr_at(now),
                 update=(models[model].params - end.params)[None],
                 buffers=end.buffers[None],
                 loss=np.array([loss]),
+                steps=np.array([steps]),
                 examples=np.array([examples]),
                 seconds=self.seconds(model, plan.client[[row]], np.array([examples]), models[model].nbytes),
                 reason=[reason],
@@ -64,8 +66,8 @@ class Sequential:
         """How long rows of a model take on their clients' devices: training, and the model's way down and up."""
         return np.asarray(examples * self.flops[model] / self.speed[clients] + 2 * nbytes / self.link[clients])
 
-    def _train_row(self, start: Weights, client: int, model: int, now: int, shift: Tensor | None) -> tuple[Weights, float, int, str]:
-        """One client's local training: the model it ends with, its mean loss, the examples it processed, and why it failed if it did."""
+    def _train_row(self, start: Weights, client: int, model: int, now: int, shift: Tensor | None) -> tuple[Weights, float, int, int, str]:
+        """One client's local training: the model it ends with, its mean loss, its steps and examples, and why it failed if it did."""
         task, module = self.tasks[model], self.modules[model]
         rows = slice(*task.data.train.offsets[client : client + 2].tolist())
         x, y = (part[rows].to(self.device) for part in self.data[model])
@@ -79,7 +81,7 @@ class Sequential:
         dropout = local.Dropout(stream)
         steps = local.batches(task, len(y), stream, self.least[model])
         if not steps:
-            return start, float("nan"), 0, local.TOO_FEW
+            return start, float("nan"), 0, 0, local.TOO_FEW
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key)  # for modules that draw numbers in other ways than dropout
@@ -98,7 +100,7 @@ class Sequential:
                     _add(module, shift)
                 optimiser.step()
                 total += loss.detach()
-        return weights.read(module), float(total) / len(steps), sum(len(batch) for batch in steps), ""
+        return weights.read(module), float(total) / len(steps), len(steps), sum(len(batch) for batch in steps), ""
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
@@ -107,7 +109,6 @@ class Sequential:
         """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
         return self.scorer.one_by_one(models, range(len(models)) if which is None else which)
 
-    @torch.no_grad()
     def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
         """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
         loss, count = np.empty(len(plan)), np.empty(len(plan))
@@ -116,10 +117,15 @@ class Sequential:
             task, module, (x, y) = self.tasks[s], self.modules[s].eval(), self.data[s]
             weights.load(module, models[s])
             some = [self._examples(s, client, now, examples) for client in plan.client[rows].tolist()]
-            each = torch.cat([task.loss(module(x[batch]), y[batch]) for batch in torch.cat(some).split(BATCH)])
+            each = torch.cat(self._losses(task, module, x, y, torch.cat(some).split(self.scorer.batch)))
             count[rows] = sizes = np.array([len(mine) for mine in some])
             loss[rows] = np.bincount(np.repeat(np.arange(len(rows)), sizes), each.double().cpu().numpy()) / sizes
         return loss, count
+
+    def _losses(self, task: Task, module: nn.Module, x: Tensor, y: Tensor, batches: Sequence[Tensor]) -> list[Tensor]:
+        """Each example's loss, batch by batch."""
+        places = [batch.to(x.device) for batch in batches]  # which need not be the engine's
+        return self.scorer.spread(lambda some: task.loss(module(x[some].to(self.device)), y[some].to(self.device)), places)
 
     def _examples(self, model: int, client: int, now: int, most: int | None) -> Tensor:
         """Where a client's training examples are: all, or `most` of them at random."""

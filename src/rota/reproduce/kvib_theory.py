@@ -177,7 +177,7 @@ class Once:
             place = {client: row for row, client in enumerate(self.everybody.client[chunk.rows].tolist())}
             mine = np.flatnonzero(np.isin(plan.client, list(place)))
             some = [place[client] for client in plan.client[mine].tolist()]
-            arrays = {name: getattr(chunk, name)[some] for name in ("update", "buffers", "loss", "examples", "seconds")}
+            arrays = {name: getattr(chunk, name)[some] for name in ("update", "buffers", "loss", "steps", "examples", "seconds")}
             yield replace(chunk, rows=mine, reason=[chunk.reason[row] for row in some], **arrays)
 
     def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:

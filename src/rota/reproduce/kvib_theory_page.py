@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rota.reproduce.chart import Chart, Line
+from rota.reproduce.interval import Interval, interval
 from rota.reproduce.result import Result, over_seeds
 from rota.sampling import SAMPLERS
 
 BUDGET = 10
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""Student's t: the 97.5 % quantile, for so many degrees of freedom."""
 CLAIMED = ("uniform", "vrb", "mabs", "avare")
 """The rivals that S1 compares with."""
 TITLES = {
@@ -33,24 +32,6 @@ TITLES = {
 
 Found = dict[str, Any]
 """A finished part, as its file has it."""
-
-
-class Interval(NamedTuple):
-    """A mean over seeds, and its 95 % confidence interval (Student's t); infinite for a single seed."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g})"
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Over independent seeds."""
-    mean, more = float(np.mean(values)), len(values) - 1
-    half = T95[more] * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if more else math.inf
-    return Interval(mean, mean - half, mean + half)
 
 
 def extremes(values: Sequence[float]) -> Interval:
