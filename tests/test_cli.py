@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import rota
-from rota import cli, cli_output, progress, recipe, registry, reproduce
+from rota import cli, cli_output, data, progress, recipe, registry, reproduce
 from rota.reproduce import Result, over_seeds
 
 PROGRAM = Path(sys.executable).with_name("rota")
@@ -83,6 +84,42 @@ def test_json_is_alone_on_standard_output(tmp_path: Path) -> None:
     assert summary["folder"] == str(tmp_path / "a")
     assert summary["accuracy"] == json.loads((tmp_path / "a" / "summary.json").read_text())["accuracy"]
     assert "round 2/2" in outcome.err
+
+
+def test_a_run_of_several_models_says_how_each_of_them_does(done: Path, tmp_path: Path) -> None:
+    outcome = call("run", "mmfl-digits", "--set", "rounds=4", "--set", "evaluate=2", "--out", tmp_path / "a")
+    assert outcome.status == 0, outcome.err
+    mean, each, _ = outcome.out.splitlines()
+    untested, tested = lines(tmp_path / "a")[2:]
+    accuracies = {name: model["accuracy"] for name, model in tested["models"].items()}  # type: ignore[attr-defined]
+    worst, spread = min(accuracies.values()), np.std(list(accuracies.values()))
+    assert (tested["worst_accuracy"], tested["accuracy_spread"]) == (worst, pytest.approx(spread))
+    assert untested["worst_accuracy"] is untested["accuracy_spread"] is None
+    assert mean.endswith("on average over 3 models after 4 rounds")
+    assert each == ", ".join(f"{name} {value:.2%}" for name, value in accuracies.items()) + f"; worst {worst:.2%}, spread {spread:.2%}"
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert (summary["worst_accuracy"], summary["accuracy_spread"]) == (worst, pytest.approx(spread))
+    alone = json.loads((done / "summary.json").read_text())
+    assert {"worst_accuracy", "accuracy_spread"}.isdisjoint({*alone, *lines(done)[-1]})
+
+
+@pytest.mark.parametrize("name", ["mmfl-digits", "mmfl-fashion"])
+def test_the_recipes_of_several_models_have_tasks_of_their_own_on_the_same_clients(name: str) -> None:
+    config = recipe.resolve(recipe.read(name))
+    if not data.at_hand(config["task"][0]["data"]["name"]):
+        pytest.skip("the data are not on this machine: set ROTA_DATA to the folder that holds them")
+    experiment = recipe.build(config)
+    shares = experiment.shares
+    clients, large = shares.shape[1], round(config["task"][0]["partition"]["high"] * shares.shape[1])
+    assert len(shares) == 3
+    lacking = (shares == 0).sum(axis=0)
+    assert lacking.max() == 1  # some lack one model, none two
+    assert 0.05 < (lacking > 0).mean() < 0.25
+    for row in shares:
+        assert row[: clients - large].max() < row[clients - large :][row[clients - large :] > 0].min()
+    labels = [task.data.train.label_counts(10) > 0 for task in experiment.tasks]
+    assert max(counts.sum(axis=1).max() for counts in labels) == 3
+    assert not any((labels[0] == other).all(axis=1).mean() > 0.2 for other in labels[1:])
 
 
 def test_numbers_that_json_does_not_have_become_null(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,26 @@ def test_a_comparison_is_a_folder_of_runs(finished: tuple[Path, str]) -> None:
     for name, line in zip(names, table, strict=True):
         last = lines(folder / name)[-1]
         assert line == f"{name:14}  accuracy {last['accuracy']:.2%}  loss {last['loss']:.4f}  2 rounds"
+
+
+def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None:
+    changes = ("rounds=3", "target=0.12", "task.2.name=mean")  # a model may be called as a column is
+    words = [word for change in changes for word in ("--set", change)]
+    outcome = call("compare", "mmfl-digits", *words, "--vary", "sampler=mmfl-kvib,mmfl-lvr", "--out", tmp_path / "a")
+    assert outcome.status == 0, outcome.err
+    head, *rows, _ = (re.split(r"\s{2,}", line) for line in outcome.out.splitlines())
+    assert head[:7] == ["run", "mean", "linear", "small", "mean", "worst", "spread"]
+    assert head[7:] == ["rounds", "to target", "sent up", "sent down", "client time", "server memory"]
+    kvib, lvr = (json.loads((tmp_path / "a" / f"{row[0]}/summary.json").read_text()) for row in rows)
+    for row, summary in zip(rows, (kvib, lvr), strict=True):
+        each = [model["accuracy"] for model in summary["models"].values()]
+        percents = [np.mean(each), *each, min(each), np.std(each)]
+        assert row[1:7] == [f"{value:.2%}" for value in percents]
+        hits = [f"{model['rounds_to_target'] or '-'}" for model in summary["models"].values()]
+        assert row[7:9] == [f"{summary['rounds']}", " ".join(hits)]
+    assert lvr["bytes_down"] > 2 * kvib["bytes_down"]  # all clients are sent all models, to say their losses
+    assert rows[1][10].endswith(f" {lvr['bytes_down'] / kvib['bytes_down']:.1f}x")
+    assert [cell.split()[-1] for cell in (rows[0][10], rows[0][11])] == ["1.0x", "1.0x"]
 
 
 def test_what_is_compared_sees_the_same_noise(finished: tuple[Path, str]) -> None:

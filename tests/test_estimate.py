@@ -14,18 +14,19 @@ from rota.sampling import Uniform
 from rota.weights import Weights
 
 PLAN = Plan(np.array([4, 0, 2, 1]), np.array([0, 0, 1, 0]), np.full(4, 0.5), np.array([0.6, 0.3, 0.8, 0.5]))
+SHARES = np.array([[0.15, 0.25, 0.1, 0.1, 0.3, 0.1], [0.1, 0.2, 0.4, 0.1, 0.1, 0.1], np.full(6, 1 / 6)])
 MODELS = [Weights(torch.randn(5), torch.rand(2)), Weights(torch.randn(3), torch.rand(0)), Weights(torch.randn(2), torch.rand(1))]
 
 
 def chunk(rows: list[int], model: int, update: Tensor, buffers: Tensor, reason: list[str] | None = None) -> Chunk:
     n = len(rows)
-    return Chunk(np.array(rows), model, update, buffers, np.ones(n), np.ones(n), np.ones(n), reason or [""] * n)
+    return Chunk(np.array(rows), model, 0.1, update, buffers, np.ones(n), np.ones(n, int), np.ones(n), np.ones(n), reason or [""] * n)
 
 
 @pytest.mark.parametrize("estimator", [member() for member in ESTIMATORS.values()], ids=ESTIMATORS)
 class TestEveryEstimator:
     def estimate(self, estimator: Estimator, chunks: list[Chunk]) -> list[tuple[Tensor | None, Tensor | None]]:
-        state = estimator.init(MODELS, 6)
+        state = estimator.init(MODELS, SHARES)
         sums = estimator.begin(state, MODELS, PLAN)
         for each in chunks:
             estimator.add(sums, PLAN, each)
@@ -56,6 +57,30 @@ class TestEveryEstimator:
         found = self.estimate(estimator, [chunk([0, 1, 3], 0, torch.randn(3, 5), buffers)])[0][1]
         weight = torch.tensor(PLAN.weight[[0, 1, 3]], dtype=torch.float32)
         torch.testing.assert_close(found, weight @ buffers / weight.sum())
+
+    def test_the_state_is_not_changed(self, estimator: Estimator) -> None:
+        """A round that is given up leaves nothing behind."""
+        state = estimator.init(MODELS, SHARES)
+        before = {name: value.clone() for name, value in state.items()}
+        sums = estimator.begin(state, MODELS, PLAN)
+        estimator.add(sums, PLAN, chunk([0, 1, 3], 0, torch.randn(3, 5), torch.rand(3, 2)))
+        _, new = estimator.finish(state, sums)
+        assert new.keys() == state.keys()
+        torch.testing.assert_close(state, before, equal_nan=True, rtol=0, atol=0)
+
+    def test_a_chunk_is_not_kept(self, estimator: Estimator) -> None:
+        """An engine may use its memory again."""
+        update, buffers = torch.randn(3, 5), torch.rand(3, 2)
+        found = []
+        for spoilt in (False, True):
+            state = estimator.init(MODELS, SHARES)
+            sums = estimator.begin(state, MODELS, PLAN)
+            mine = update.clone()
+            estimator.add(sums, PLAN, chunk([0, 1, 3], 0, mine, buffers))
+            mine.mul_(0 if spoilt else 1)
+            found.append(estimator.finish(state, sums))
+        torch.testing.assert_close(found[0][1], found[1][1], equal_nan=True, rtol=0, atol=0)
+        assert torch.equal(found[0][0][0].update, found[1][0][0].update)  # type: ignore[arg-type]
 
 
 def test_unbiased_is_the_sum_and_fedavg_the_mean() -> None:

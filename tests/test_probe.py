@@ -14,11 +14,13 @@ import rota
 from rota import loop, weights
 from rota.data.federation import Array, Federation
 from rota.engine import ENGINES, Engine, make
+from rota.estimate import FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.plan import Plan, Question, Seen, Task
-from rota.sampling import SAMPLERS, draw, variance
+from rota.sampling import SAMPLERS, Uniform, draw, variance
 
 SIZES = [5, 12, 20, 31, 8, 17]
 DEVICES = rota.Devices(spread=1.0)
+UNBIASED = Unbiased()
 
 
 class Asks:
@@ -49,9 +51,9 @@ def rows(clients: list[int]) -> Plan:
     return Plan(np.array(clients, np.int64), np.zeros(len(clients), np.int64), np.ones(len(clients)), np.ones(len(clients)))
 
 
-def one_round(task: Task, sampler: Any, engine: str = "sequential") -> tuple[loop.State, dict[str, Any], Engine]:
+def one_round(task: Task, sampler: Any, engine: str = "sequential", estimator: Any = UNBIASED) -> tuple[loop.State, dict[str, Any], Engine]:
     machine = make(engine, [task], DEVICES, 0, "cpu")
-    experiment = rota.Experiment([task], sampler, devices=DEVICES)
+    experiment = rota.Experiment([task], sampler, estimator, devices=DEVICES)
     return *loop.play(experiment, machine, loop.begin(experiment, machine)), machine
 
 
@@ -97,23 +99,133 @@ def test_losses_on_some_examples_are_addressed(blobs: Federation) -> None:
     assert machine.losses(start, rows([3]), 1, 100)[0] == pytest.approx(machine.losses(start, rows([3]), 1)[0])
 
 
-@pytest.mark.parametrize(
-    ("what", "before", "after"),
-    [("loss", (1 / 3, 1), (1, 1)), ("norm", (1, 1), (0, 1)), ("update", (1, 2), (0, 0))],
-)
-def test_a_probe_is_paid_for_and_nothing_is_paid_twice(blobs: Federation, what: str, before: Any, after: Any) -> None:
-    """Clients 0-3 are asked; 2 and 3 are drawn after it, and so is 4, who has done nothing yet."""
-    _, record, machine = one_round(Task(linear, blobs), Asks(what, [0, 1, 2, 3], [2, 3, 4]))
+@pytest.mark.parametrize(("estimator", "vectors"), [(UNBIASED, 1), (FedVarp(), 1), (Scaffold(), 2)], ids=["plain", "fedvarp", "scaffold"])
+@pytest.mark.parametrize("what", ["loss", "norm", "update"])
+def test_a_probe_is_paid_for_and_nothing_is_paid_twice(blobs: Federation, what: str, estimator: Any, vectors: int) -> None:
+    """Clients 0-3 are asked; 2 and 3 are drawn after it, and so is 4, who has done nothing yet. With SCAFFOLD two vectors go each way,
+    but the model alone where the loss is asked."""
+    _, record, machine = one_round(Task(linear, blobs), Asks(what, [0, 1, 2, 3], [2, 3, 4]), estimator=estimator)
     model = machine.initial()[0].nbytes
+    training, down, up = {"loss": (1 / 3, 1, 0), "norm": (1, vectors, 0), "update": (1, vectors, vectors)}[what]
 
     def seconds(clients: list[int], work: float, ways: float) -> Array:
         return machine.seconds(0, np.array(clients), work * np.array(SIZES)[clients], ways / 2 * model)
 
-    first, then = seconds([0, 1, 2, 3], *before), np.concatenate([seconds([2, 3], *after), seconds([4], 1, 2)])
+    left = float(what == "loss"), 2 * vectors - down - up
+    first, then = seconds([0, 1, 2, 3], training, down + up), np.concatenate([seconds([2, 3], *left), seconds([4], 1, 2 * vectors)])
     assert record["seconds"] == pytest.approx(first.max() + then.max())
     assert record["client_seconds"] == pytest.approx(first.sum() + then.sum())
-    assert record["bytes_down"] == 5 * model
-    assert record["bytes_up"] == (5 * model if what == "update" else 4 * 8 + 3 * model)
+    assert record["bytes_down"] == (4 * down + 2 * (vectors - down) + vectors) * model
+    assert record["bytes_up"] == (5 * vectors * model if what == "update" else 4 * 8 + 3 * vectors * model)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_estimators_pay(blobs: Federation, engine: str) -> None:
+    """In a round of six clients, three of them drawn."""
+    model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
+    for estimator, vectors in ((FedVarp(), 1), (FedStale(), 1), (StaleVre(), 1), (Mifa(), 1), (Scaffold(), 2)):
+        _, record, machine = one_round(Task(linear, blobs), Uniform(3), engine, estimator)
+        drawn = np.array(record["cohort"]["blobs"])
+        assert (record["bytes_down"], record["bytes_up"]) == (3 * vectors * model, 3 * vectors * model)
+        seconds = machine.seconds(0, drawn, sizes[drawn], vectors * model)
+        assert record["seconds"] == pytest.approx(seconds.max())
+        assert record["client_seconds"] == pytest.approx(seconds.sum())
+
+
+@pytest.mark.parametrize("estimator", [FedVarp(), StaleVr()], ids=repr)
+def test_norms_by_all_then_updates_by_the_drawn(blobs: Federation, estimator: Any) -> None:
+    """mmfl-gvr: every client fetches the model, trains, and says a number; the drawn send what they have."""
+    task = Task(linear, blobs)
+    model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
+    experiment = rota.Experiment([task], SAMPLERS["mmfl-gvr"](budget=2), estimator, devices=DEVICES)  # type: ignore[call-arg]
+    machine = make("sequential", [task], DEVICES, 0, "cpu")
+    state, seconds = loop.begin(experiment, machine), 0.0
+    for _ in range(3):
+        before = state
+        state, record = loop.play(experiment, machine, state)
+        drawn = np.array(record["cohort"]["blobs"], np.int64)
+        assert state.bytes_down - before.bytes_down == 6 * model
+        assert state.bytes_up - before.bytes_up == 6 * 8 + len(drawn) * model
+        first, then = machine.seconds(0, np.arange(6), sizes, model / 2), machine.seconds(0, drawn, 0 * drawn, model / 2)
+        assert record["client_seconds"] == pytest.approx(first.sum() + then.sum())
+        seconds += first.max() + then.max(initial=0.0)
+        assert record["seconds"] == pytest.approx(seconds)
+
+
+def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
+    task, model = Task(linear, blobs), (4 * 3 + 3) * 4
+    experiment = rota.Experiment([task], SAMPLERS["mmfl-vre"](budget=2), StaleVre(), devices=DEVICES)  # type: ignore[call-arg]
+    machine = make("sequential", [task], DEVICES, 0, "cpu")
+    state = loop.begin(experiment, machine)
+    for _ in range(8):
+        before = state
+        state, record = loop.play(experiment, machine, state)
+        drawn = np.array(record["cohort"]["blobs"], np.int64)
+        assert state.bytes_down - before.bytes_down == state.bytes_up - before.bytes_up == len(drawn) * model
+        assert record["client_seconds"] == pytest.approx(machine.seconds(0, drawn, np.array(SIZES)[drawn], model).sum())
+        asked = before.estimator["norm"].numpy() * np.abs(1 - before.estimator["beta"].numpy())
+        assert state.sampler["norm"] == pytest.approx(asked, nan_ok=True)
+    assert (state.sampler["norm"] > 0).any()
+
+
+@pytest.mark.parametrize("place", ["device", "cpu", "disk"])
+def test_server_memory_counts_what_is_remembered(blobs: Federation, place: Any) -> None:
+    """A vector for every client, and those of the drawn that wait to be written; and a few numbers a client."""
+    model = (4 * 3 + 3) * 4
+    waiting = 2 * (model + 8)
+    for estimator, numbers, vectors in ((FedVarp(place), 3, 0), (StaleVr(place), 4, 0), (StaleVre(place), 5, 0), (Scaffold(place), 1, 1)):
+        sampler = SAMPLERS["optimal"](budget=6) if isinstance(estimator, StaleVr) else Uniform(2)  # type: ignore[call-arg]
+        state, record, _ = one_round(Task(linear, blobs), sampler, estimator=estimator)
+        rest = sum(array.nbytes for array in state.sampler.values()) + model
+        expected = 6 * model + vectors * model + 6 * 8 * numbers + (3 * waiting if isinstance(estimator, StaleVr) else waiting)
+        assert record["server_bytes"] - rest == expected
+
+
+class Listening(Asks):
+    """Asks everybody for norms in every round, and draws the same two."""
+
+    def observe(self, state: dict[str, Array], shares: Array, plan: Plan, seen: Seen) -> dict[str, Array]:  # type: ignore[override]  # noqa: ARG002
+        return {**state, "seen": seen.norm}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("estimator", [FedVarp(), FedStale(beta=0.5), StaleVr(), StaleVre(), Mifa()], ids=repr)
+def test_samplers_hear_and_see_what_is_weighed(blobs: Federation, engine: str, estimator: Any) -> None:
+    """|G - beta h| of those who are remembered, |G| of the others: in the answers before the draw, and after it."""
+    task = Task(linear, blobs)
+    experiment = rota.Experiment([task], Listening("norm", [0, 1, 2, 3, 4, 5], [4, 1]), estimator)
+    machine = make(engine, [task], DEVICES, 0, "cpu")
+    first, _ = loop.play(experiment, machine, loop.begin(experiment, machine))
+    one, two = (updates(machine, state.models, now) for now, state in ((1, loop.begin(experiment, machine)), (2, first)))
+    assert first.sampler["norm"] == pytest.approx(np.linalg.norm(one, axis=1), rel=1e-4)
+    second, _ = loop.play(experiment, machine, first)
+    best = (one * two).sum(axis=1) / (one * one).sum(axis=1)
+    beta = {FedStale: np.full(6, 0.5), StaleVr: best, StaleVre: np.full(6, 0.9)}.get(type(estimator), np.ones(6)) * np.isin(
+        np.arange(6), [4, 1]
+    )
+    expected = np.linalg.norm(two - beta[:, None] * one, axis=1)
+    assert second.sampler["norm"] == pytest.approx(expected, rel=1e-4)
+    assert second.sampler["seen"] == pytest.approx(expected[[4, 1]], rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_who_is_asked_trains_as_the_drawn_do(blobs: Federation, engine: str) -> None:
+    """SCAFFOLD's corrections are made before the draw too."""
+    task = Task(linear, blobs, epochs=3)
+    experiment = rota.Experiment([task], Listening("norm", [0, 1, 2, 3, 4, 5], [4, 1]), Scaffold())
+    machine = make(engine, [task], DEVICES, 0, "cpu")
+    state, _ = loop.play(experiment, machine, loop.begin(experiment, machine))
+    plain = updates(machine, state.models, 2)
+    state, _ = loop.play(experiment, machine, state)
+    assert state.sampler["norm"][[4, 1]] == pytest.approx(state.sampler["seen"], rel=1e-4)
+    assert (np.abs(state.sampler["norm"] - np.linalg.norm(plain, axis=1)) > 1e-3).all()
+
+
+def updates(machine: Engine, models: list[weights.Weights], now: int) -> Array:
+    out = np.empty((6, len(models[0].params)))
+    for chunk in machine.train(models, rows([0, 1, 2, 3, 4, 5]), now):
+        out[chunk.rows] = chunk.update.numpy()
+    return out
 
 
 def test_what_samplers_pay(blobs: Federation) -> None:

@@ -19,7 +19,7 @@ from rota import data, recipe, registry
 from rota.errors import BadInput
 from rota.recipe import Config
 
-SLOW = {"shakespeare-roles"}
+SLOW = {"mmfl-fashion", "shakespeare-roles"}
 LESS = ("sampler=uniform", "sampler.budget=2", "task.steps=2")
 """What makes two rounds of the larger recipes short."""
 

@@ -73,9 +73,12 @@ def make(
                 scores[model] |= {"loss": 2.0 / now + s, "accuracy": float(level) - 0.05 * s}
                 if by_client:
                     scores[model]["client_accuracy"] = {"p10": float(level) - 0.2, "p50": float(level), "p90": float(level) + 0.05}
+        reached = [score["accuracy"] for score in scores.values()] if tested else [np.nan]
+        fair = {"worst_accuracy": float(np.min(reached)), "accuracy_spread": float(np.std(reached))}
         line = {
             "round": now,
-            "accuracy": float(np.mean([score["accuracy"] for score in scores.values()])) if tested else None,
+            "accuracy": float(np.mean(reached)) if tested else None,
+            **({key: value if tested else None for key, value in fair.items()} if len(models) > 1 else {}),
             "loss": float(np.mean([score["loss"] for score in scores.values()])) if tested else None,
             "models": scores,
             "cohort": {model: rng.choice(people, cohort, replace=False).tolist() for model in models},
@@ -129,6 +132,9 @@ def test_a_run_is_read_with_its_long_lists_counted(tmp_path: Path) -> None:
 def test_the_target_counts_when_every_model_is_there(tmp_path: Path) -> None:
     run = read(make(tmp_path / "a", models=("digits", "letters"), rounds=30, target=0.6))
     assert run.rounds_to_target is not None
+    assert run.rounds_to(["letters"]) == run.rounds_to_target  # the lower of the two
+    assert (run.rounds_to(["digits"]) or 99) < run.rounds_to_target
+    assert run.rounds_to(["words"]) is None
     first = run.rounds[run.rounds_to_target - 1]["models"]
     before = run.rounds[run.rounds_to_target - 2]["models"]
     assert first["letters"]["accuracy"] >= 0.6
@@ -354,15 +360,34 @@ def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
 def test_models_have_curves_of_their_own(tmp_path: Path) -> None:
     make(tmp_path / "one", models=("digits", "letters"))
     page = traces_of(render(read_all(tmp_path / "one")))
-    assert list(page["series"]) == ["mean", "model digits", "model letters"]
-    assert [trace["meta"]["series"] for trace in page["charts"]["accuracy"]["traces"]] == list(page["series"])
-    mean, digits, letters = (np.array(trace["y"]) for trace in page["charts"]["accuracy"]["traces"])
+    assert list(page["series"]) == ["mean", "model digits", "model letters", "worst"]
+    # the worst is broad and lies under the others
+    assert [trace["meta"]["series"] for trace in page["charts"]["accuracy"]["traces"]] == ["worst", "mean", "model digits", "model letters"]
+    worst, mean, digits, letters = (np.array(trace["y"]) for trace in page["charts"]["accuracy"]["traces"])
     np.testing.assert_allclose(mean, (digits + letters) / 2, rtol=1e-4)
+    np.testing.assert_allclose(worst, np.minimum(digits, letters), rtol=1e-4)
+    (spread,) = page["charts"]["model spread"]["traces"]
+    np.testing.assert_allclose(spread["y"], np.std([digits, letters], axis=0), rtol=1e-3)
+    assert "worst" not in page["charts"]
     assert [trace["meta"]["series"] for trace in page["charts"]["sampled"]["traces"]] == ["model digits", "model letters"]
     compare(tmp_path / "several", seeds=1, models=("digits", "letters"))
     page = traces_of(render(read_all(tmp_path / "several")))
     assert list(page["series"]) == ["run 0", "run 1", "run 2"]
     assert {"accuracy", "accuracy digits", "loss letters", "spread digits", "sampled letters"} <= set(page["charts"])
+    assert not any(key.startswith("measure") for key in page["charts"])
+    for number, trace in enumerate(page["charts"]["worst"]["traces"]):
+        each = [page["charts"][f"accuracy {model}"]["traces"][number]["y"] for model in ("digits", "letters")]
+        np.testing.assert_allclose(trace["y"], np.min(each, axis=0), rtol=1e-4)
+    assert len(page["charts"]["model spread"]["traces"]) == 3
+
+
+def test_a_single_model_is_not_compared_with_itself(tmp_path: Path) -> None:
+    compare(tmp_path / "all", target=0.6)
+    for folder in (tmp_path / "all", tmp_path / "all/kvib-seed0"):
+        html = render(read_all(folder))
+        assert {"worst", "model spread"}.isdisjoint(traces_of(html)["charts"])
+        assert not any(f"<h2>{heading}</h2>" in html for heading in ("Across models", "Models", "Costs"))
+        assert not re.search("orst model|pread of models|Server memory</dt>", html)
 
 
 def test_other_numbers_of_a_round_get_a_chart(tmp_path: Path) -> None:
@@ -483,6 +508,36 @@ def test_the_table_of_runs(tmp_path: Path) -> None:
     assert kvib["Client time"] == "20 min"
     assert kvib["Server memory"] == "4.0 MB"
     assert kvib["Failures"] == "0"
+
+
+def test_the_tables_of_models(tmp_path: Path) -> None:
+    make(tmp_path / "a", models=("digits", "letters"), rounds=30, target=0.75)
+    make(tmp_path / "b", models=("digits", "words"), rounds=30, target=0.75, lift=0.05, cohort=6)
+    groups = read_all(tmp_path)
+    names = ["digits", "letters", "words"]
+    head, first, second = cells(tables.models(groups, names))
+    assert head == ["Run", "Mean", "digits", "letters", "words", "Worst model", "Spread of models"]
+    final = groups[0].runs[0].tested[-1]["models"]
+    digits, letters = (final[model]["accuracy"] for model in ("digits", "letters"))
+    percents = [f"{100 * value:.1f} %" for value in ((digits + letters) / 2, digits, letters, letters, (digits - letters) / 2)]
+    assert first == ["task[1].name=letters", *percents[:3], "–", *percents[3:]]
+    assert second[3] == "–"
+    head, first, second = cells(tables.to_target(groups, names))
+    assert head == ["Rounds to 75.0 %", "All models", *names]
+    when = [line["round"] for line in groups[0].runs[0].tested if line["models"]["digits"]["accuracy"] >= 0.75]
+    assert first == ["task[1].name=letters", "not reached", f"{when[0]}", "not reached", "–"]
+    assert second[3] == "–"
+    head, first, second = cells(tables.costs(groups))
+    assert head == ["Run", "Final accuracy", "Worst model", "Sent up", "Sent down", "Client time", "Server memory"]
+    assert first[3:] == ["90.0 MB (1.0×)", "90.0 MB (1.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
+    assert second[3:] == ["180 MB (2.0×)", "180 MB (2.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
+    best = {label: (value, who) for label, value, who in tables.tiles(groups)}
+    assert best["Highest worst model"] == (second[2].replace(" ", numbers.SPACE), "task[1].name=words")
+    assert best["Least client time"][1] == best["Least spread of models"][1] == "all settings"
+    own = {label: value.replace(numbers.SPACE, " ") for label, value, _ in tables.tiles(groups[:1])}
+    assert [own[label] for label in ("Worst model", "Spread of models")] == percents[3:]
+    assert (own["Client time"], own["Server memory"]) == ("30 min", "4.0 MB")
+    assert tables.to_target(read_all(make(tmp_path / "c", models=("digits", "letters"))), names) == ""
 
 
 def test_seeds_that_miss_the_target_are_told(tmp_path: Path) -> None:
@@ -623,7 +678,7 @@ def test_the_page_opens_from_a_file(tmp_path: Path, browser: Any) -> None:
     make(tmp_path / "a", models=("digits", EVIL), rounds=40, failing="it hung")
     opened(browser, write([tmp_path / "a"], tmp_path / "report.html"))
     drawn = seen(browser, "div.querySelectorAll('.trace, .bars .point, .hm').length")
-    assert len(drawn) == 6
+    assert len(drawn) == 7
     assert all(drawn.values())
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")

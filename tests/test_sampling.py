@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from test_assign import Case, check_draws, check_feasible
 
 from rota import registry, rng
 from rota.data.federation import Array
@@ -25,12 +26,14 @@ from rota.sampling import (
     Asking,
     Avare,
     Full,
+    Gvr,
     KVib,
     KVibFull,
     Mabs,
     Ocs,
     Osmd,
     OsmdAdaptive,
+    Random,
     Sampler,
     Uniform,
     Vrb,
@@ -41,6 +44,7 @@ from rota.sampling import (
     variance,
 )
 from rota.sampling.draw import Procedure
+from rota.sampling.mmfl import Assigning
 from rota.sampling.ocs import approximate
 from rota.sampling.waterfill import fill, waterfill
 
@@ -58,6 +62,12 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "aocs": [{"cohort": 5}],
     "rpow-d": [{"candidates": 4}],
     "pow-d": [{"candidates": 4}],
+    "mmfl-random": [{"processors": (2, 1, 3, 1, 2, 1), "budget": 5}],
+    "mmfl-gvr": [{"processors": (2, 1, 3, 1, 2, 1), "budget": 4.4}, {"distinct": True, "processors": 2}, {"uploads": 0.6}],
+    "mmfl-lvr": [{"processors": "mixed"}, {"distinct": True, "processors": (2, 1, 2, 1, 2, 1)}],
+    "mmfl-vre": [{"distinct": True, "uploads": 0.9}],
+    "mmfl-kvib": [{"processors": (2, 1, 3, 1, 2, 1), "uploads": 1.2}, {"distinct": True, "processors": 2}],
+    "fedfair": [{"alpha": 1.0}],
 }
 """Options beside the defaults with which a sampler runs through the suite."""
 
@@ -158,6 +168,15 @@ def check_rates(sampler: Any, shares: Array = SHARES) -> None:
     assert not coins or (rates <= 1).all()
 
 
+def check_pairs(sampler: Any, shares: Array = SHARES) -> None:
+    """The rates of a sampler over pairs spend what can be spent, within what each client can do; the draws by them are exact."""
+    state = asked(sampler, experienced(sampler), shares, rng.generator(0))
+    rates = sampler.rates(state, shares)
+    check_feasible(Case(rates, shares, state["processors"], state["most"], sampler.budget, sampler.distinct), rates)
+    if (shares > 0).any():
+        check_draws(rates, state["processors"], sampler.distinct, shares, lambda script: sampler.draw(state, shares, script))
+
+
 def check_variance(sampler: Any, draws: Draws) -> None:
     """The spread of the estimates is what the procedure's formula says, for each model."""
     rates = sampler.rates(asked(sampler, experienced(sampler), SHARES, rng.generator(0)), SHARES)
@@ -170,7 +189,7 @@ def check_variance(sampler: Any, draws: Draws) -> None:
 
 def has_variance(sampler: Any) -> bool:
     """Whether one matrix of rates says all about its draws: not so for a cohort of a cohort, or strata."""
-    return hasattr(sampler, "rates") and getattr(sampler, "cohort", 6) >= 6
+    return hasattr(sampler, "procedure") and hasattr(sampler, "rates") and getattr(sampler, "cohort", 6) >= 6
 
 
 def check(sampler: Any) -> None:
@@ -182,6 +201,8 @@ def check(sampler: Any) -> None:
         check_rates(sampler)
         check_variance(sampler, draws)
         check_exactly(sampler)
+    if isinstance(sampler, Assigning):
+        check_pairs(sampler)
 
 
 # --- the same, exactly: all outcomes of a procedure
@@ -293,8 +314,8 @@ class TestEverySampler:
             assert (shares[plan.model, plan.client] > 0).all()
             assert all(np.isfinite(plan.weight))
             assert after.keys() == state.keys()
-            if has_variance(sampler):
-                check_rates(sampler, shares)
+            if has_variance(sampler) or isinstance(sampler, Assigning):
+                (check_pairs if isinstance(sampler, Assigning) else check_rates)(sampler, shares)
                 again = asked(sampler, after, SHARES, rng.generator(0))
                 assert (sampler.rates(again, SHARES)[SHARES > 0] > 0).all(), "those who were away can be drawn again"
         few = SHARES * [1, 1, 1, 0, 1, 0] / 0.6
@@ -346,7 +367,9 @@ class TestEverySampler:
             assert np.isfinite(plan.weight).all()
 
     def test_one_client(self, sampler: Sampler) -> None:
-        alone = replace(sampler, budget=1) if hasattr(sampler, "budget") else sampler  # type: ignore[type-var]
+        names = {each.name for each in fields(sampler)}  # type: ignore[arg-type]
+        plain = {"budget": 1, "processors": 1, "uploads": None}
+        alone = replace(sampler, **{name: plain[name] for name in plain.keys() & names})  # type: ignore[type-var]
         state = alone.init(np.ones((1, 1)), 10)
         for key in range(3):
             plan, state = step(alone, state, np.ones((1, 1)), key)
@@ -358,9 +381,10 @@ class TestEverySampler:
         what, _, whom = sampler.needs.partition(" of ")
         assert (what, whom.split(",")[0]) in {
             ("nothing", ""),
+            ("what the estimator expects", ""),
             *itertools.product(["norms", "losses", "updates"], ["all", "some", "the drawn"]),
         }
-        assert isinstance(sampler, Asking) == (whom.split(",")[0] in ("all", "some"))
+        assert isinstance(sampler, Asking) == (whom.split(",")[0] in ("all", "some") or what.startswith("what"))
 
 
 # --- the suite fails where it must
@@ -411,6 +435,42 @@ class Planted:
         return state
 
 
+@dataclass(frozen=True)
+class PlantedPairs(Gvr):
+    """The same over pairs: what is wrong in published code, and what else could be."""
+
+    bug: str = ""
+    budget: float = BUDGET
+    processors: tuple[int, ...] = (2, 1, 3, 1, 2, 1)
+
+    def rates(self, state: State, shares: Array) -> Array:
+        if self.bug == "off by one":  # FedLab's solver in eq. 5
+            scores = np.nan_to_num(shares * state["norm"])
+            total = scores.sum(axis=0)
+            return _spread(off_by_one(total[total > 0], self.budget), total) * scores / np.maximum(total, 1e-300)
+        return super().rates(state, shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        plan = super().draw(state, shares, generator)
+        if self.bug == "without B":  # S0's code: share / p of a processor
+            return replace(plan, weight=plan.weight * state["processors"][plan.client])
+        if self.bug == "drawn twice counts once":
+            rates = self.rates(state, shares)
+            return replace(plan, weight=(shares / np.where(rates > 0, rates, 1))[plan.model, plan.client])
+        return plan
+
+
+@dataclass(frozen=True)
+class PublishedRandom(Random):
+    """S0's code: every drawn processor weighs share / (C / S), C = budget / processors, whatever it has."""
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        plan = super().draw(state, shares, generator)
+        processors = state["processors"]
+        factor = (processors * len(shares) / np.maximum((shares > 0).sum(axis=0), 1))[plan.client]
+        return replace(plan, weight=plan.weight * factor)
+
+
 def _spread(values: Array, row: Array) -> Array:
     out = np.zeros(len(row))
     out[row > 0] = values
@@ -419,12 +479,27 @@ def _spread(values: Array, row: Array) -> Array:
 
 def test_the_suite_passes_without_a_bug() -> None:
     check(Planted("none"))
+    check(PlantedPairs(bug="none"))
 
 
 @pytest.mark.parametrize("bug", ["off by one", "inclusion", "weights", "never draws", "variance"])
 def test_the_suite_fails_with_a_planted_bug(bug: str) -> None:
     with pytest.raises(AssertionError):
         check(Planted(bug))
+
+
+@pytest.mark.parametrize("bug", ["off by one", "without B", "drawn twice counts once"])
+def test_the_suite_fails_with_a_bug_planted_in_pairs(bug: str) -> None:
+    with pytest.raises(AssertionError):
+        check(PlantedPairs(bug=bug, processors=(1,) * 6 if bug == "off by one" else (2, 1, 3, 1, 2, 1)))
+
+
+@pytest.mark.parametrize("processors", [1, 2])
+def test_the_published_random_is_biased(processors: int) -> None:
+    """By the missing models alone, and by the processors."""
+    check(Random(BUDGET, processors))
+    with pytest.raises(AssertionError):
+        check(PublishedRandom(BUDGET, processors))
 
 
 def test_the_published_solver_is_biased_even_if_nobody_looks_at_its_probabilities() -> None:
@@ -501,7 +576,7 @@ def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
             continue
         wide = {"ocs": "cohort", "aocs": "cohort", "pow-d": "candidates", "cpow-d": "candidates", "rpow-d": "candidates"}
         sampler = kind(budget=budget, **({wide[name]: 100} if name in wide else {}))  # type: ignore[call-arg]
-        if 1 <= budget <= clients:
+        if 1 <= budget <= clients or (issubclass(kind, Assigning) and budget < clients):  # whose rates may be any
             sampler.init(shares, 10)
         else:
             with pytest.raises(BadInput, match=r"sampler\.budget"):

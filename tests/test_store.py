@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,12 +30,13 @@ from safetensors.torch import load_file
 
 import rota
 from rota import experiment as experiments
-from rota import rng, weights
+from rota import loop, rng, weights
 from rota.availability import Availability
 from rota.data.federation import Array
 from rota.engine import ENGINES, Score, Sequential
+from rota.engine.local import Correction
 from rota.errors import BadInput
-from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, Yogi
+from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yogi
 from rota.experiment import Interrupted, Run, execute
 from rota.loop import Experiment, State
 from rota.plan import Chunk, Plan, Seen, Task
@@ -86,7 +88,7 @@ def make(**changes: Any) -> Experiment:
 
 
 class Toy:
-    """An engine that takes no time: a row's update is made of the model, the row's own stream and nothing else."""
+    """An engine that takes no time: a row's update is made of the model, the row's own stream, its correction and nothing else."""
 
     def __init__(self, tasks: list[Task], *_: Any) -> None:
         self.models = [weights.read(task.build()) for task in tasks]
@@ -94,12 +96,15 @@ class Toy:
     def initial(self) -> list[Weights]:
         return self.models
 
-    def train(self, models: list[Weights], plan: Plan, now: int, *_: Any) -> Iterator[Chunk]:
+    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
         for row, (client, model) in enumerate(zip(plan.client.tolist(), plan.model.tolist(), strict=True)):
             noise = rng.uniform(rng.as_tensor([rng.key(now, client, model)]), len(models[model].params))
-            update = models[model].params[None] / 10 + noise
+            update = models[model].params[None] / 10 + noise + (correction(np.array([row])) / 10 if correction else 0.0)
             one = np.ones(1)
-            yield Chunk(np.array([row]), model, update, models[model].buffers[None] / 2, update.mean(1).numpy(), one, one, [""])
+            yield Chunk(np.array([row]), model, 0.1, update, models[model].buffers[None] / 2, update.mean(1).numpy(), one, one, one, [""])
+
+    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
+        return np.asarray(examples + nbytes + model + clients)
 
     def evaluate(self, models: list[Weights]) -> list[Score]:
         return [Score(float(model.params.sum()), float(model.params.sigmoid().mean())) for model in models]
@@ -303,18 +308,20 @@ def test_resume_after_any_round(tmp_path: Path, server: Any, engine: str) -> Non
 MEMBERS = [("sampler", SAMPLERS[name]) for name in SAMPLERS]
 MEMBERS += [("estimator", ESTIMATORS[name]) for name in ESTIMATORS]
 MEMBERS += [("server", SERVERS[name]) for name in SERVERS]
+PARTNERS: dict[Any, Any] = {SAMPLERS["mmfl-vre"]: {"estimator": StaleVre()}, StaleVr: {"sampler": SAMPLERS["mmfl-gvr"]()}}
+"""What a policy cannot do without."""
 
 
 @pytest.mark.parametrize(("kind", "member"), MEMBERS, ids=[f"{kind}-{member.__name__}" for kind, member in MEMBERS])
 def test_every_policy_survives_ctrl_c_inside_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, member: Any) -> None:
     """The checkpoint of an interrupted round is that of the round before, so no policy may have written into its state yet."""
-    experiment = make(**{kind: member()}, availability=Availability(0.8, memory=0.5, known=False))
+    experiment = make(**{kind: member(), **PARTNERS.get(member, {})}, availability=Availability(0.8, memory=0.5, known=False))
     chunks = total = 0
     train = Sequential.train
 
-    def interrupted(self: Sequential, models: list[Weights], plan: Plan, now: int) -> Iterator[Chunk]:
+    def interrupted(self: Sequential, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
         nonlocal chunks
-        for chunk in train(self, models, plan, now):
+        for chunk in train(self, models, plan, now, correction):
             yield chunk
             chunks += now == 3
             if chunks == total and now == 3:
@@ -335,6 +342,96 @@ def test_every_policy_survives_ctrl_c_inside_a_round(tmp_path: Path, monkeypatch
         assert max((folder / "checkpoint").iterdir()).name == "00000002"
         execute(experiment, engine="sequential", out=folder, resume=True)
         assert contents(folder) == contents(tmp_path / "whole")
+
+
+REMEMBERING = [name for name in ESTIMATORS if name not in ("unbiased", "fedavg")]
+PLACES = ["device", "cpu", "disk"]
+
+
+def remembering(name: str, place: str) -> Experiment:
+    member: Any = ESTIMATORS[name]
+    return make(**{"estimator": member(memory=place), "rounds": 5, **PARTNERS.get(member, {})})
+
+
+def breaking(number: int, chunks: int) -> Callable[..., Iterator[Chunk]]:
+    """Training that breaks off in one round (in its probe, where there is one) after so many chunks."""
+    train = Toy.train
+
+    def broken(self: Toy, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+        for at, chunk in enumerate(train(self, models, plan, now, correction)):
+            if now == number and at == min(chunks, len(plan) - 1):
+                raise RuntimeError("the power failed")
+            yield chunk
+
+    return broken
+
+
+def mapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a mapped file, as the system says."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(place, 16) for place in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return "rota-memory-" in line
+    return False
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_memories_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> None:
+    """Broken off in the middle of every round, and after it; and a memory that was on disk is there again, and nowhere else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    experiment = remembering(name, place)
+    play(experiment, out=tmp_path / "whole")
+    folder = tmp_path / "broken"
+    for number in range(1, 6):
+        with monkeypatch.context() as patch:
+            patch.setattr(Toy, "train", breaking(number, number))
+            with pytest.raises(RuntimeError, match="the power failed"):
+                play(experiment, out=folder, resume=number > 1)
+        assert max((folder / "checkpoint").iterdir()).name == f"{number - 1:08d}"
+        if number < 5:
+            with pytest.raises(Interrupted):
+                play(experiment, out=folder, resume=True, watch=stop_after(number, KeyboardInterrupt()))
+    run = play(experiment, out=folder, resume=True)
+    assert contents(folder) == contents(tmp_path / "whole")
+    if Path("/proc/self/maps").exists():
+        assert [mapped(run.state.estimator[f"memory.{s}"]) for s in range(2)] == [place == "disk"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "broken"}, "nothing is left behind"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_broken_round_can_be_played_again(monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> None:
+    """From the state before it, in the same process: its memory may have been written to by then."""
+    experiment = remembering(name, place)
+    machine = Toy(experiment.tasks)
+    whole, broken = (loop.begin(experiment, machine) for _ in range(2))
+    for now in range(1, 6):
+        whole, _ = loop.play(experiment, machine, whole)
+        for chunks in (0, 3, 99):
+            with monkeypatch.context() as patch:
+                patch.setattr(Toy, "train", breaking(now, chunks))
+                with pytest.raises(RuntimeError, match="the power failed"):
+                    loop.play(experiment, machine, broken)
+        loop.play(experiment, machine, broken)  # a whole round, given up
+        broken, _ = loop.play(experiment, machine, broken)
+        assert same(broken, whole), f"round {now}"
+
+
+def test_a_memory_is_read_into_the_one_there_is(tmp_path: Path) -> None:
+    """There may be no room for a second; but what two names share is not written to."""
+    state = replace(STATE, estimator={"memory": torch.randn(4, 3), "rows": torch.randn(2, 3), "one": torch.ones(2), "two": torch.zeros(2)})
+    checkpoint.save(tmp_path, state, 0.0)
+    shared = torch.full((2,), 5.0)
+    like = replace(STATE, estimator={"memory": torch.zeros(4, 3), "rows": torch.zeros(0, 3), "one": shared, "two": shared})
+    loaded = checkpoint.load(tmp_path, like)
+    assert loaded is not None
+    assert same(loaded[0], state)
+    assert loaded[0].estimator["memory"].data_ptr() == like.estimator["memory"].data_ptr()
+    assert shared.tolist() == [5, 5]
+
+
+STATE = State(round=1, models=[Weights(torch.arange(3.0), torch.zeros(0))], sampler={}, estimator={}, server=[{}])
 
 
 @pytest.mark.usefixtures("every_round")

@@ -12,7 +12,7 @@ from torch import Tensor
 from rota.data.federation import Federation, Part
 from rota.engine import Devices
 from rota.errors import BadInput
-from rota.estimate import Server
+from rota.estimate import Correcting, Expecting, Recalling, Server
 from rota.loop import Experiment
 from rota.metrics import check as check_metrics
 from rota.plan import Task, top1
@@ -33,6 +33,7 @@ def check(experiment: Experiment) -> None:
     check_clients(experiment.tasks)
     check_devices(experiment.devices)
     check_server(experiment.server)
+    check_policies(experiment)
     check_metrics(experiment.metrics, experiment.sampler, experiment.shares, experiment.rounds)
 
 
@@ -128,6 +129,20 @@ def check_devices(devices: Devices) -> None:
             raise BadInput(f"devices.{key} is {value}: it must be above 0")
     if not devices.spread >= 0:
         raise BadInput(f"devices.spread is {devices.spread}: it must be at least 0")
+
+
+def check_policies(experiment: Experiment) -> None:
+    """A sampler and an estimator that go together."""
+    sampler, estimator, mine = experiment.sampler, experiment.estimator, type(experiment.estimator).__name__
+    everybody = "norms of all"
+    if getattr(estimator, "needs", "") == everybody != getattr(sampler, "needs", ""):
+        raise BadInput(f"the estimator {mine} needs the {everybody} clients: take a sampler that asks for them, such as mmfl-gvr")
+    if getattr(sampler, "needs", "") == "what the estimator expects" and not isinstance(estimator, Expecting):
+        raise BadInput(f"the sampler {type(sampler).__name__} draws by what an estimator expects, which {mine} cannot say: take stale-vre")
+    if isinstance(estimator, Correcting) and any(task.optimizer != "sgd" or task.momentum for task in experiment.tasks):
+        raise BadInput(f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator")
+    if experiment.metrics and isinstance(estimator, Correcting | Recalling):
+        raise BadInput(f"metrics are of the updates themselves, of which the estimator {mine} weighs something else: leave them out")
 
 
 def check_server(server: Server) -> None:

@@ -34,6 +34,8 @@ def run(
       rota run runs/try/config.toml --out runs/try --resume
     """
     from rota import recipe as recipes
+    from rota.compare import rounds
+    from rota.progress import loss
 
     if resume and out is None:
         raise BadInput("--resume needs --out: the folder of the run to go on with")
@@ -53,7 +55,10 @@ def run(
         print_json({**summary, "folder": str(out), "report": str(report)})
         return
     models = "" if len(summary["models"]) == 1 else f" on average over {len(summary['models'])} models"
-    print_line(f"accuracy {summary['accuracy']:.2%}, loss {_loss(summary)}{models} after {_rounds(summary)}")
+    print_line(f"accuracy {summary['accuracy']:.2%}, loss {loss(summary['loss'])}{models} after {rounds(summary)}")
+    if models:
+        each = ", ".join(f"{name} {model['accuracy']:.2%}" for name, model in summary["models"].items())
+        print_line(f"{each}; worst {summary['worst_accuracy']:.2%}, spread {summary['accuracy_spread']:.2%}")
     print_line(f"report: {report}")
 
 
@@ -101,9 +106,8 @@ def compare(
     if as_json:
         print_json(results)
         return
-    width = max(len(name) for name in runs)
-    for result in results:
-        print_line(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {_loss(result)}  {_rounds(result)}")
+    for line in comparisons.table(results):
+        print_line(line)
     print_line(f"report: {report}")
 
 
@@ -161,13 +165,3 @@ def _report(folders: list[Path], target: Path) -> Path:
 
     with progress.waiting("writing the report"):
         return write(folders, target)
-
-
-def _loss(summary: dict[str, Any]) -> str:
-    from rota.progress import loss
-
-    return loss(summary["loss"])
-
-
-def _rounds(summary: dict[str, Any]) -> str:
-    return f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"

@@ -8,7 +8,16 @@ from typing import Any
 
 from rota import recipe, registry
 from rota.errors import BadInput
+from rota.progress import loss
 from rota.recipe import Config
+from rota.report import numbers
+
+COSTS: dict[str, tuple[str, numbers.Format]] = {
+    "sent up": ("bytes_up", numbers.size),
+    "sent down": ("bytes_down", numbers.size),
+    "client time": ("client_seconds", numbers.duration),
+    "server memory": ("server_bytes", numbers.size),
+}
 
 
 def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
@@ -40,6 +49,49 @@ def parse(vary: str) -> tuple[str, list[Any]]:
     if not equals or not key or not values:
         raise BadInput(f"--vary takes key=value,value,..., for example --vary sampler=full,uniform, and got '{vary}'")
     return key, values
+
+
+def table(results: list[Config]) -> list[str]:
+    """The runs' summaries as lines. With several models: the mean of the accuracies, each of them, the worst, their standard deviation, the
+    rounds until each was at the target, and the costs with their multiples of the least."""
+    models = list(dict.fromkeys(name for result in results for name in result["models"]))
+    if len(models) == 1:
+        width = max(len(result["run"]) for result in results)
+        lines = []
+        for result in results:
+            lines.append(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {loss(result['loss'])}  {rounds(result)}")
+        return lines
+    columns = [["run", *(result["run"] for result in results)], ["mean", *(_percent(result["accuracy"]) for result in results)]]
+    for name in models:
+        columns.append([name, *(_percent(result["models"].get(name, {}).get("accuracy")) for result in results)])
+    columns.append(["worst", *(_percent(result.get("worst_accuracy")) for result in results)])
+    columns.append(["spread", *(_percent(result.get("accuracy_spread")) for result in results)])
+    columns.append(["rounds", *(f"{result['rounds']}" for result in results)])
+    if any("rounds_to_target" in model for result in results for model in result["models"].values()):
+        columns.append(["to target", *(_hits(result, models) for result in results)])
+    for title, (key, form) in COSTS.items():
+        least = min(result[key] for result in results)
+        columns.append([title, *(_cost(result[key], form, least) for result in results)])
+    widths = [max(map(len, column)) for column in columns]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in zip(*columns, strict=True)]
+
+
+def rounds(summary: Config) -> str:
+    """2 rounds."""
+    return f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
+
+
+def _hits(result: Config, models: list[str]) -> str:
+    return " ".join(f"{result['models'].get(name, {}).get('rounds_to_target') or '-'}" for name in models)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _cost(value: float, form: numbers.Format, least: float) -> str:
+    text = form(value).replace(numbers.SPACE, " ")
+    return f"{text} {value / least:.1f}x" if least > 0 else text
 
 
 def _slug(value: Any) -> str:

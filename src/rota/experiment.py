@@ -190,6 +190,7 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
         "rounds": len(records),
         "accuracy": last["accuracy"],
         "loss": last["loss"],
+        **{key: last[key] for key in ("worst_accuracy", "accuracy_spread") if key in last},
         "models": models,
         **totals,
         "client_seconds": sum(line["client_seconds"] for line in records),

@@ -16,15 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from rota import plan as nouns
 from rota import rng
 from rota.availability import Availability
 from rota.data.federation import Array
 from rota.engine import Devices, Engine
-from rota.estimate import Estimate, Estimator, Server, Sgd, Tensors, Unbiased
+from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
 from rota.metrics import Meter
 from rota.plan import Seen, Task, admit
-from rota.probe import price, probe
+from rota.probe import Setting, price, probe
 from rota.record import Record, record
 from rota.sampling import Sampler
 from rota.weights import Weights
@@ -53,6 +55,11 @@ class Experiment:
     def shares(self) -> Array:
         """d[s, i]: client i's share of model s's data."""
         return nouns.shares(self.tasks)
+
+    def pace(self, now: int) -> Array:
+        """Each model's learning rate in round `now`, in parts of the largest."""
+        rates = np.array([task.lr_at(now) for task in self.tasks])
+        return np.asarray(rates / rates.max())
 
     @property
     def names(self) -> list[str]:
@@ -91,7 +98,7 @@ def begin(experiment: Experiment, engine: Engine) -> State:
         round=0,
         models=models,
         sampler=experiment.sampler.init(experiment.shares, experiment.rounds),
-        estimator=experiment.estimator.init(models, clients),
+        estimator=experiment.estimator.init(models, experiment.shares),
         server=[{} for _ in models],
         availability=experiment.availability.init(clients),
     )
@@ -99,28 +106,30 @@ def begin(experiment: Experiment, engine: Engine) -> State:
 
 def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | None = None) -> tuple[State, Record]:
     """One round: the new state, and what is written of it, with what `meter` says."""
-    now, sampler = state.round + 1, experiment.sampler
+    now, sampler, estimator = state.round + 1, experiment.sampler, experiment.estimator
     shares, availability = experiment.availability.step(state.availability, experiment.shares, experiment.seed, now)
-    memory, asked = probe(sampler, state.sampler, shares, engine, state.models, now, experiment.seed)
+    pace = experiment.pace(now)
+    setting = Setting(engine, estimator, state.models, now, experiment.seed, pace)
+    memory, recalled, asked = probe(setting, sampler, state.sampler, shares, state.estimator)
     plan = sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now)))
 
-    seen = Seen.nothing(len(plan), updates="updates" in getattr(sampler, "needs", ""))
-    sums = experiment.estimator.begin(state.estimator, state.models, plan)
-    for chunk in engine.train(state.models, plan, now):
+    seen = Seen.nothing(len(plan), updates="updates" in getattr(sampler, "needs", ""), pace=pace[plan.model])
+    correction = estimator.correction(recalled, plan) if isinstance(estimator, Correcting) else None
+    sums = estimator.begin(recalled, state.models, plan)
+    for chunk in engine.train(state.models, plan, now, correction):
         chunk = admit(chunk)
-        experiment.estimator.add(sums, plan, chunk)
-        seen.add(chunk)
+        seen.add(chunk, estimator.add(sums, plan, chunk))
     if len(plan) and not seen.ok.any():
         raise FloatingPointError(f"round {now}: no client's update could be used ({seen.reason[0]}); a lower lr may help")
 
-    estimates, estimator = experiment.estimator.finish(state.estimator, sums)
+    estimates, remembered = estimator.finish(recalled, sums)
     models, server = apply(experiment.server, state.models, estimates, state.server)
-    cost = price(engine, state.models, plan, seen, asked)
+    cost = price(setting, plan, seen, asked)
     new = State(
         round=now,
         models=models,
         sampler=sampler.observe(memory, shares, plan, seen),
-        estimator=estimator,
+        estimator=remembered,
         server=server,
         availability=availability,
         seconds=state.seconds + cost.seconds,
@@ -134,12 +143,12 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
 
 
 def apply(server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]) -> tuple[list[Weights], list[Tensors]]:
-    """Every model one server step further; a model that nobody trained stays as it is."""
+    """Every model one server step further; a model of which nothing is known stays as it is."""
     new_models, new_states = [], []
     for model, (update, buffers), state in zip(models, estimates, states, strict=True):
-        if update is not None and buffers is not None:
+        if update is not None:
             params, state = server.step(model.params, update, state)
-            model = Weights(params, buffers)
+            model = Weights(params, model.buffers if buffers is None else buffers)
         new_models.append(model)
         new_states.append(state)
     return new_models, new_states

@@ -104,11 +104,12 @@ class Plan:
 class Question:
     """What a sampler asks of some pairs before it draws: to train, and say the update's norm or send it; or to say the model's loss.
 
-    A loss is the mean over all the client's training examples, or over `examples` of them at random.
+    A loss is the mean over all the client's training examples, or over `examples` of them at random. "expected" asks no client but the
+    estimator, for the norms that it expects from what it remembers.
     """
 
     rows: Plan
-    what: Literal["norm", "update", "loss"]
+    what: Literal["norm", "update", "loss", "expected"]
     examples: int | None = None
 
 
@@ -117,15 +118,17 @@ class Chunk:
     """What came back for some rows of the plan, all of one model, stacked.
 
     `update` [rows, params] is start - end of local training (it includes the learning rate); `buffers` [rows, buffers] are
-    the new values. `loss` is the mean training loss over the local steps; `examples` counts the examples processed. A row
-    whose `reason` is not empty failed: its numbers mean nothing.
+    the new values. `loss` is the mean training loss over the local steps; `steps` counts those, `examples` the examples processed,
+    and `lr` is the learning rate of them all. A row whose `reason` is not empty failed: its numbers mean nothing.
     """
 
     rows: Array
     model: int
+    lr: float
     update: Tensor
     buffers: Tensor
     loss: Array
+    steps: Array
     examples: Array
     seconds: Array
     reason: list[str]
@@ -157,7 +160,9 @@ def admit(chunk: Chunk) -> Chunk:
 class Seen:
     """What the server saw of each plan row, as arrays over rows (NaN for rows that failed): all that policies learn from.
 
-    The updates themselves are kept (row -> update) only for a sampler that needs them.
+    `norm` is the norm of what the estimator weighs: the update, or what it differs by from one that is remembered. `pace` is the row's
+    learning rate in parts of the largest of all models'. The updates themselves are kept (row -> update) only for a sampler that
+    needs them.
     """
 
     norm: Array
@@ -166,21 +171,22 @@ class Seen:
     seconds: Array
     reason: list[str]
     update: dict[int, Array] | None = None
+    pace: Array | float = 1.0
 
     @classmethod
-    def nothing(cls, rows: int, updates: bool = False) -> Seen:
+    def nothing(cls, rows: int, updates: bool = False, pace: Array | float = 1.0) -> Seen:
         norm, loss, examples, seconds = np.full((4, rows), np.nan)
-        return cls(norm, loss, examples, seconds, ["no reply"] * rows, {} if updates else None)
+        return cls(norm, loss, examples, seconds, ["no reply"] * rows, {} if updates else None, pace)
 
     @property
     def ok(self) -> Array:
         return np.array([not reason for reason in self.reason], bool)
 
-    def add(self, chunk: Chunk) -> None:
-        """Write one chunk's rows in (rows that failed keep NaN)."""
+    def add(self, chunk: Chunk, norm: Array | None = None) -> None:
+        """Write one chunk's rows in (rows that failed keep NaN), with these norms where they are not the updates' own."""
         ok = np.array([not reason for reason in chunk.reason], bool)
         rows = chunk.rows[ok]
-        self.norm[rows] = chunk.norm[ok]
+        self.norm[rows] = (chunk.norm if norm is None else norm)[ok]
         self.loss[rows] = chunk.loss[ok]
         self.examples[rows] = chunk.examples[ok]
         self.seconds[rows] = chunk.seconds[ok]

@@ -14,15 +14,21 @@ import numpy as np
 from rota import rng
 from rota.data.federation import Array
 from rota.engine import Engine
+from rota.estimate import Correcting, Estimator, Expecting, Recalling, Tensors
 from rota.plan import Plan, Question, Seen, State, admit
 from rota.sampling import Asking, Sampler
 from rota.weights import Weights
 
 NUMBER = 8
 """Bytes of an answer that is a norm or a loss."""
-BEFORE = {"loss": (1 / 3, 1), "norm": (1, 1), "update": (1, 2)}
-AFTER = {"loss": (1, 1), "norm": (0, 1), "update": (0, 0)}
-"""How much of a client's training, and how many of the model's two ways, it does to answer, and if it is drawn afterwards."""
+
+
+class Work(NamedTuple):
+    """What a row does: how much of its training, and how many vectors of the model's size it fetches and sends."""
+
+    training: float
+    down: int
+    up: int
 
 
 class Cost(NamedTuple):
@@ -41,42 +47,82 @@ class Asked(NamedTuple):
     answers: Seen
 
 
-def probe(
-    sampler: Sampler, memory: State, shares: Array, engine: Engine, models: list[Weights], now: int, seed: int
-) -> tuple[State, Asked | None]:
-    """Ask what the sampler wants to know before it draws: its state with the answers in it."""
+class Setting(NamedTuple):
+    """What a round works with."""
+
+    engine: Engine
+    estimator: Estimator
+    models: list[Weights]
+    now: int
+    seed: int
+    pace: Array
+    """Each model's learning rate, in parts of the largest."""
+
+    def work(self, what: str | None) -> tuple[Work, Work]:
+        """What a client does to answer, and if it is drawn afterwards; for None all of it is still to be done."""
+        vectors = self.estimator.carries if isinstance(self.estimator, Correcting) else 1
+        whole = Work(1, vectors, vectors)
+        return {
+            None: (Work(0, 0, 0), whole),
+            "loss": (Work(1 / 3, 1, 0), Work(1, vectors - 1, vectors)),
+            "norm": (Work(1, vectors, 0), Work(0, 0, vectors)),
+            "update": (whole, Work(0, 0, 0)),
+        }[what]
+
+
+def probe(setting: Setting, sampler: Sampler, memory: State, shares: Array, recalled: Tensors) -> tuple[State, Tensors, Asked | None]:
+    """Ask what the sampler wants to know before it draws: its state with the answers in it, and the estimator's, which may learn from
+    them too; and what was asked of clients, to be paid for.
+    """
     if not isinstance(sampler, Asking):
-        return memory, None
+        return memory, recalled, None
+    engine, estimator, models, now, seed, pace = setting
     question = sampler.ask(memory, shares, rng.generator(rng.key(seed, "ask", now)))
-    answers = Seen.nothing(len(question.rows), updates=question.what == "update")
-    if question.what == "loss":
-        answers.loss, answers.examples = engine.losses(models, question.rows, now, question.examples)
+    rows, what = question.rows, question.what
+    answers = Seen.nothing(len(rows), updates=what == "update", pace=pace[rows.model])
+    if what == "expected":
+        assert isinstance(estimator, Expecting), "check() refuses it"
+        answers.norm, answers.reason = estimator.expected(recalled, rows), [""] * len(rows)
+        return sampler.hear(memory, rows, answers), recalled, None
+    if what == "loss":
+        answers.loss, answers.examples = engine.losses(models, rows, now, question.examples)
         answers.reason = ["" if np.isfinite(loss) else "the loss is not finite" for loss in answers.loss]
         answers.loss[~answers.ok] = np.nan
     else:
-        for chunk in engine.train(models, question.rows, now):
-            answers.add(admit(chunk))
-    answers.seconds = _seconds(engine, models, question.rows, answers.examples, *BEFORE[question.what])
-    return sampler.hear(memory, question.rows, answers), Asked(question, answers)
+        correction = estimator.correction(recalled, rows) if isinstance(estimator, Correcting) else None
+        for chunk in map(admit, engine.train(models, rows, now, correction)):
+            norm = None
+            if isinstance(estimator, Recalling):
+                norm, recalled = estimator.residual(recalled, rows, chunk)
+            answers.add(chunk, norm)
+    answers.seconds = _seconds(setting, rows, answers.examples, setting.work(what)[0])
+    return sampler.hear(memory, rows, answers), recalled, Asked(question, answers)
 
 
-def price(engine: Engine, models: list[Weights], plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
+def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
     """What a round costs: its plan, and what was asked before."""
-    nbytes = np.array([model.nbytes for model in models], np.int64)
-    down, up = nbytes[plan.model], nbytes[plan.model] * seen.ok
+    new = _bill(setting, plan, seen, setting.work(None)[1])
     if asked is None:
-        return _cost(seen.seconds, up, down)
+        return _cost(*new)
     rows, what, answers = asked.question.rows, asked.question.what, asked.answers
-    known = np.isin(_pairs(plan, models), _pairs(rows, models))
-    seconds = np.where(known, _seconds(engine, models, plan, seen.examples, *AFTER[what]), seen.seconds)
-    first = _cost(answers.seconds, (nbytes[rows.model] if what == "update" else NUMBER) * answers.ok, nbytes[rows.model])
-    then = _cost(seconds, up * ~(known & (what == "update")), down * ~known)
+    before, after = setting.work(what)
+    seconds, up, down = _bill(setting, rows, answers, before)
+    first = _cost(seconds, up if before.up else NUMBER * answers.ok, down)
+    known = np.isin(_pairs(plan, setting.models), _pairs(rows, setting.models))
+    then = _cost(*(np.where(known, *both) for both in zip(_bill(setting, plan, seen, after), new, strict=True)))
     return Cost(
         first.seconds + then.seconds,
         first.client_seconds + then.client_seconds,
         first.bytes_up + then.bytes_up,
         first.bytes_down + then.bytes_down,
     )
+
+
+def _bill(setting: Setting, plan: Plan, seen: Seen, work: Work) -> tuple[Array, Array, Array]:
+    """Each row's seconds, and its bytes up (none where it failed) and down."""
+    nbytes = np.array([model.nbytes for model in setting.models], np.int64)[plan.model]
+    seconds = seen.seconds if work == (1, 1, 1) else _seconds(setting, plan, seen.examples, work)  # which may be measured
+    return seconds, work.up * nbytes * seen.ok, work.down * nbytes
 
 
 def _cost(seconds: Array, up: Array, down: Array) -> Cost:
@@ -87,10 +133,11 @@ def _pairs(plan: Plan, models: list[Weights]) -> Array:
     return plan.client * len(models) + plan.model
 
 
-def _seconds(engine: Engine, models: list[Weights], plan: Plan, examples: Array, work: float, ways: int) -> Array:
-    """Each row's seconds for a part of its training and of the model's two ways."""
+def _seconds(setting: Setting, plan: Plan, examples: Array, work: Work) -> Array:
+    """Each row's seconds: NaN where it failed."""
     out = np.full(len(plan), np.nan)
     for s in np.unique(plan.model).tolist():
         rows = np.flatnonzero(plan.model == s)
-        out[rows] = engine.seconds(s, plan.client[rows], work * examples[rows], ways / 2 * models[s].nbytes)
+        nbytes = (work.down + work.up) / 2 * setting.models[s].nbytes
+        out[rows] = setting.engine.seconds(s, plan.client[rows], work.training * examples[rows], nbytes)
     return out

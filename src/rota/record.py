@@ -16,7 +16,10 @@ Record = dict[str, Any]
 
 
 def record(now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Score] | None, totals: Record) -> Record:
-    """The round as plain values, the same for the same seed on the same machine: no wall-clock time in it."""
+    """The round as plain values, the same for the same seed on the same machine: no wall-clock time in it.
+
+    Where there are several models, `worst_accuracy` is the lowest of theirs and `accuracy_spread` the standard deviation among them.
+    """
     models = {}
     for s, name in enumerate(names):
         rows = (plan.model == s) & seen.ok
@@ -29,10 +32,13 @@ def record(now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Scor
                 entry["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
         models[name] = entry
     known = plan.probability[~np.isnan(plan.probability)]
+    accuracies = np.array([score.accuracy for score in scores or []])
+    fair = {"worst_accuracy": _or_none(np.min, accuracies), "accuracy_spread": _or_none(np.std, accuracies)} if len(names) > 1 else {}
     return {
         "round": now,
-        "accuracy": float(np.mean([score.accuracy for score in scores])) if scores else None,
+        "accuracy": _or_none(np.mean, accuracies),
         "loss": float(np.mean([score.loss for score in scores])) if scores else None,
+        **fair,
         "models": models,
         "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
         "probability": {"min": _or_none(np.min, known), "max": _or_none(np.max, known)},

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rota.data.federation import Array
+from rota.estimate.memory import Tensors
 from rota.plan import Chunk, Plan
 from rota.weights import Weights
 
-Tensors = dict[str, Tensor]
-
 
 class Estimate(NamedTuple):
-    """What one model's clients say together: the update to subtract, and the new buffers. None: nobody trained it."""
+    """What one model's clients say together: the update to subtract, and the new buffers. None: nobody has anything to say."""
 
     update: Tensor | None
     buffers: Tensor | None
@@ -40,14 +40,18 @@ class Unbiased:
     weights do not add up to 1 could make a variance negative.
     """
 
-    def init(self, models: list[Weights], clients: int) -> Tensors:  # noqa: ARG002
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "nothing"
+    costs: ClassVar[str] = "nothing"
+
+    def init(self, models: list[Weights], shares: Array) -> Tensors:  # noqa: ARG002
         return {}
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:  # noqa: ARG002
         return [Sums(torch.zeros_like(m.params), torch.zeros_like(m.buffers)) for m in models]
 
     def add(self, sums: list[Sums], plan: Plan, chunk: Chunk) -> None:
-        came = np.flatnonzero([not reason for reason in chunk.reason])
+        came = came_back(chunk)
         if not len(came):
             return
         weight = plan.weight[chunk.rows[came]]
@@ -70,5 +74,12 @@ class FedAvg(Unbiased):
     A ratio estimator: the step's size does not depend on who was drawn, at the price of a small bias.
     """
 
+    unbiased: ClassVar[bool] = False
+
     def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
         return [Estimate(s.update / s.weight, s.buffers / s.weight) if s.rows else Estimate(None, None) for s in sums], state
+
+
+def came_back(chunk: Chunk) -> Array:
+    """The places in a chunk of the rows that did not fail."""
+    return np.flatnonzero([not reason for reason in chunk.reason])

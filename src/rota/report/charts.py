@@ -54,6 +54,12 @@ def series_of(groups: list[Group]) -> list[Series]:
     return [Series(f"run {number}", group.label, group, f"{number}", only) for number, group in enumerate(groups)]
 
 
+def worst_of(groups: list[Group]) -> list[Series]:
+    """On the page of a single group with several models, the worst of them: a line that goes from one model to another."""
+    tested = len(groups) == 1 and any(run.last("worst_accuracy") is not None for run in groups[0].runs)
+    return [Series("worst", "worst of the models", groups[0], "0", None)] if tested else []
+
+
 def models_of(groups: list[Group]) -> list[str]:
     """The models of all groups."""
     return list(dict.fromkeys(model for group in groups for run in group.runs for model in run.models))

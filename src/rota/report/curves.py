@@ -26,7 +26,9 @@ EVERY = " all"
 """Marks the x table's entries for all rounds; the others are for those that were tested."""
 SHARE = {"tickformat": "~%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 """An axis of shares: with few points plotly would go far beyond what a share can be."""
-KNOWN = {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "server_bytes", "client_seconds"}
+FAIRNESS = {"worst_accuracy", "accuracy_spread"}
+"""The plain values that a round with several models has of them together."""
+KNOWN = FAIRNESS | {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "server_bytes", "client_seconds"}
 """The plain values of a round that the page shows in their own places; others get a chart each."""
 
 
@@ -67,6 +69,25 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
     for one in series:
         chart.traces += _curve(one, one.along, _score(name, one.model), "line", name == "accuracy")
     return chart
+
+
+def worst(chart: Chart, series: list[Series]) -> None:
+    """Mark the worst model of every round on a chart of the accuracies, under their lines."""
+    for one in series:
+        chart.traces = [*_curve(one, one.along, _score("worst_accuracy", None), "under", True), *chart.traces]
+        chart.note += " The broad line lies under the worst model of each round."
+
+
+def across(series: list[Series]) -> list[Chart]:
+    """How evenly the models are served: the worst of them for each group (where the chart of accuracies has it not), and their spread."""
+    low = Chart("worst", "The worst model", "The lowest of the models’ accuracies in each round.", progress=True)
+    for one in series if len(series) > 1 else []:
+        low.traces += _curve(one, one.along, _score("worst_accuracy", None), "line", True)
+    apart = Chart("model spread", "How far the models are apart", "Standard deviation of the models’ accuracies.", progress=True)
+    for one in series:
+        apart.traces += _curve(one, one.along, _score("accuracy_spread", None), "line", True)
+    low.layout, apart.layout = {"yaxis": SHARE}, {"yaxis": {"tickformat": "~%", "rangemode": "tozero"}}
+    return [chart for chart in (low, apart) if chart.traces]
 
 
 def training(chart: Chart, series: Series) -> None:
@@ -117,7 +138,7 @@ def _curve(series: Series, along: str, pick: Pick, role: str, share: bool) -> li
     values = _values(series.group, along, pick)
     if not np.isfinite(values).any():
         return []
-    edges = _band(series, along, values.min(axis=0), values.max(axis=0)) if len(values) > 1 and role != "dotted" else []
+    edges = _band(series, along, values.min(axis=0), values.max(axis=0)) if len(values) > 1 and role == "line" else []
     return [*edges, _line(series, along, values.mean(axis=0), role, share)]
 
 

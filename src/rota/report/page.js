@@ -38,7 +38,7 @@
       out.visible = !state.hidden.has(series);
       const pale = state.focus && state.focus !== series;
       out.opacity = pale ? 0.15 : 1;
-      const width = role === "dotted" ? 1.3 : page.series[series].colour < 0 ? 3 : 2;
+      const width = { dotted: 1.3, under: 9 }[role] ?? (page.series[series].colour < 0 ? 3 : 2);
       const dash = role === "dotted" ? "dot" : page.series[series].dash;
       if (role === "edge" || role === "band") {
         out.line = { width: 0 };
@@ -47,7 +47,7 @@
       } else if (role === "bar") {
         out.marker = { color: colour(series, 0.9) };
       } else {
-        out.line = { ...trace.line, color: colour(series), width, dash };
+        out.line = { ...trace.line, color: colour(series, role === "under" ? 0.18 : 1), width, dash };
         out.marker = { color: colour(series), size: 5 };
         if (role === "area") out.fillcolor = colour(series, pale ? 0.03 : 0.12);
       }
@@ -139,7 +139,8 @@
     for (const chip of chips) {
       const key = chip.dataset.series;
       chip.setAttribute("aria-pressed", String(!state.hidden.has(key)));
-      chip.querySelector("i").style.cssText = `border-top-color:${colour(key)};border-top-style:${style[page.series[key].dash]}`;
+      const look = key === "worst" ? `${colour(key, 0.18)};border-top-width:9px` : colour(key);
+      chip.querySelector("i").style.cssText = `border-top-color:${look};border-top-style:${style[page.series[key].dash]}`;
     }
     if (all) all.hidden = state.hidden.size === 0;
   }

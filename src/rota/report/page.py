@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from rota.report import clients, curves, tables
-from rota.report.charts import Chart, Series, models_of, series_of
+from rota.report.charts import Chart, Series, models_of, series_of, worst_of
 from rota.report.groups import Group
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -22,9 +22,11 @@ AXES = {"round": "Rounds", "seconds": "Virtual time", "bytes": "Data sent"}
 
 def render(groups: list[Group]) -> str:
     """The whole page."""
-    name, series, models = title(groups), series_of(groups), models_of(groups)
+    name, series, models, worst = title(groups), series_of(groups), models_of(groups), worst_of(groups)
     axes, x = curves.x_table(groups)
     sections = _charts(groups, series, models)
+    curves.worst(sections["Progress"][0], worst)
+    series = [*series, *worst]
     shown = {chart.key: chart for charts in sections.values() for chart in charts if chart.traces}
     payload = {
         "series": {one.key: _style(number, one) for number, one in enumerate(series)},
@@ -37,6 +39,7 @@ def render(groups: list[Group]) -> str:
         _headline(name, groups, models),
         _controls(series),
         *(_section(heading, notes.get(heading, ""), "".join(map(_figure, charts)), "charts") for heading, charts in sections.items()),
+        _models(groups, models),
         _runs(groups),
         _section("Failures", "Clients whose work could not be used, by reason, over all seeds.", tables.failures(groups)),
         _configuration(groups),
@@ -86,6 +89,7 @@ def _charts(groups: list[Group], series: list[Series], models: list[str]) -> dic
         curves.training(progress[1], series[0])
     return {
         "Progress": progress,
+        "Across models": curves.across(series[: len(groups)]),
         "Each model": [curves.score(name, model, some) for model, some in each for name in ("accuracy", "loss") if model],
         "Across clients": [chart for model, some in each if (chart := curves.spread(model, some)).traces],
         "Other measures": curves.measures(groups, series),
@@ -112,7 +116,8 @@ def _headline(name: str, groups: list[Group], models: list[str]) -> str:
     cards = ""
     for label, value, remark in tables.tiles(groups):
         small = f"<small>{escape(remark)}</small>" if remark else ""
-        cards += f"<div><dt>{escape(label)}</dt><dd>{escape(value)}{small}</dd></div>"
+        long = ' class="long"' if len(value) > 13 else ""
+        cards += f"<div><dt>{escape(label)}</dt><dd{long}>{escape(value)}{small}</dd></div>"
     return f'<header><h1>{escape(name)}</h1>{summary}<p>{escape(" · ".join(facts))}</p>{warning}<dl class="tiles">{cards}</dl></header>'
 
 
@@ -145,6 +150,18 @@ def _figure(chart: Chart) -> str:
     return f"<figure><figcaption><h3>{escape(chart.title)}</h3>{note}</figcaption>{body}</figure>"
 
 
+def _models(groups: list[Group], models: list[str]) -> str:
+    """Where there are several: the table of models, that of the rounds that each took to the target, and that of what all of it cost."""
+    if not tables.several(groups):
+        return ""
+    note = "Final accuracies. The worst model is each run’s own; the spread is the models’ standard deviation."
+    section = _section("Models", note, tables.models(groups, models) + tables.to_target(groups, models))
+    if len(groups) == 1:
+        return section
+    note = "Communication, the clients’ time and the server’s memory until the runs’ ends, and in brackets their multiples of the least."
+    return section + _section("Costs", note, tables.costs(groups))
+
+
 def _runs(groups: list[Group]) -> str:
     """The table of groups; folded under it, that of single runs."""
     each = [Group(f"{group.label}, seed {run.config.get('seed')}", [run]) for group in groups for run in group.runs]
@@ -175,7 +192,7 @@ def _seeds_in_words(groups: list[Group]) -> str:
 
 def _style(number: int, series: Series) -> dict[str, Any]:
     """The series' place in the palette, which colour-blind people can tell apart; from the seventh on, dashed."""
-    if series.key == "mean":
+    if series.key in ("mean", "worst"):
         return {"colour": -1, "dash": "solid"}
     number -= series.key.startswith("model")
     return {"colour": number % COLOURS, "dash": DASHES[number // COLOURS % len(DASHES)]}

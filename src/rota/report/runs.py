@@ -51,10 +51,15 @@ class Run:
     def clients(self) -> int:
         return max((entry["clients"] for entry in self.data.values()), default=0)
 
+    def last(self, name: str, model: str | None = None) -> float | None:
+        """What was last tested: a plain value of the round, or one of a model's; None where there is none."""
+        line = self.tested[-1] if self.tested else {}
+        return (line if model is None else line.get("models", {}).get(model, {})).get(name)
+
     @property
     def accuracy(self) -> float | None:
         """The last tested accuracy, the mean over models."""
-        return self.tested[-1]["accuracy"] if self.tested else None
+        return self.last("accuracy")
 
     @property
     def best(self) -> float | None:
@@ -68,9 +73,13 @@ class Run:
     @property
     def rounds_to_target(self) -> int | None:
         """The first round at which every model was at the target."""
-        if self.target is None:
+        return self.rounds_to(self.models)
+
+    def rounds_to(self, models: list[str]) -> int | None:
+        """The first round at which all of these were at the target."""
+        if self.target is None or not set(models) <= set(self.models):
             return None
-        hits = (line["round"] for line in self.tested if all(model["accuracy"] >= self.target for model in line["models"].values()))
+        hits = (line["round"] for line in self.tested if all(line["models"][model]["accuracy"] >= self.target for model in models))
         return next(hits, None)
 
     @property

@@ -13,70 +13,131 @@ from rota.report.runs import Run
 Tile = tuple[str, str, str]
 """What, its value, a remark."""
 Cell = Callable[[Run], float | None]
+Column = tuple[str, Cell, numbers.Format]
+"""A number of a run: its name, its value, how it is written."""
+
+ACCURACIES: list[Column] = [
+    ("Final accuracy", lambda run: run.accuracy, numbers.percent),
+    ("Best accuracy", lambda run: run.best, numbers.percent),
+]
+FAIRNESS: list[Column] = [
+    ("Worst model", lambda run: run.last("worst_accuracy"), numbers.percent),
+    ("Spread of models", lambda run: run.last("accuracy_spread"), numbers.percent),
+]
+"""Those that only a run with several models has."""
+TIME: Column = ("Virtual time", lambda run: run.total("seconds"), numbers.duration)
+SENT: list[Column] = [
+    ("Sent up", lambda run: run.total("bytes_up"), numbers.size),
+    ("Sent down", lambda run: run.total("bytes_down"), numbers.size),
+]
+WORK: list[Column] = [
+    ("Client time", lambda run: run.client_seconds, numbers.duration),
+    ("Server memory", lambda run: run.total("server_bytes"), numbers.size),
+]
+
+
+def several(groups: list[Group]) -> bool:
+    """Whether some run has more than one model."""
+    return any(len(run.models) > 1 for group in groups for run in group.runs)
 
 
 def tiles(groups: list[Group]) -> list[Tile]:
     """The key numbers of one setting, or which setting is best at what."""
-    return _own(groups[0].runs) if len(groups) == 1 else _best(groups)
+    return _own(groups[0]) if len(groups) == 1 else _best(groups)
 
 
-def _own(runs: list[Run]) -> list[Tile]:
+def _own(group: Group) -> list[Tile]:
+    runs, many = group.runs, several([group])
     over = f"mean of {len(runs)} seeds" if len(runs) > 1 else ""
-    target = [(f"Rounds to {numbers.percent(runs[0].target)}", *_to_target(runs))] if runs[0].target is not None else []
+    target = [(f"Rounds to {numbers.percent(runs[0].target)}", *_to_target(runs, runs[0].models))] if runs[0].target is not None else []
+
+    def own(columns: list[Column]) -> list[Tile]:
+        return [(name, _mean(runs, cell, form), over) for name, cell, form in columns]
+
     return [
-        ("Final accuracy", numbers.mean([run.accuracy for run in runs], numbers.percent), over),
-        ("Best accuracy", numbers.mean([run.best for run in runs], numbers.percent), over),
+        *own(ACCURACIES),
+        *own(FAIRNESS if many else []),
         *target,
-        ("Virtual time", numbers.mean([run.total("seconds") for run in runs], numbers.duration), over),
-        ("Sent up", numbers.mean([run.total("bytes_up") for run in runs], numbers.size), over),
-        ("Sent down", numbers.mean([run.total("bytes_down") for run in runs], numbers.size), over),
+        *own([TIME, *SENT, *(WORK if many else [])]),
         ("Wall time", _wall(runs), "all runs" if len(runs) > 1 else ""),
     ]
 
 
 def _best(groups: list[Group]) -> list[Tile]:
-    wanted: list[tuple[str, Cell, numbers.Format, bool]] = [
-        ("Highest final accuracy", lambda run: run.accuracy, numbers.percent, True),
-        ("Highest peak accuracy", lambda run: run.best, numbers.percent, True),
-        ("Fewest rounds to target", lambda run: run.rounds_to_target, numbers.count, False),
-        ("Least virtual time", lambda run: run.total("seconds"), numbers.duration, False),
-        ("Least data sent", _sent, numbers.size, False),
+    many = several(groups)
+    final, peak = ACCURACIES
+    wanted: list[tuple[str, Column, bool]] = [
+        ("Highest final accuracy", final, True),
+        ("Highest peak accuracy", peak, True),
+        *([("Highest worst model", FAIRNESS[0], True), ("Least spread of models", FAIRNESS[1], False)] if many else []),
+        ("Fewest rounds to target", ("", lambda run: run.rounds_to_target, numbers.count), False),
+        ("Least virtual time", TIME, False),
+        ("Least data sent", ("", _sent, numbers.size), False),
+        *([("Least client time", WORK[0], False), ("Least server memory", WORK[1], False)] if many else []),
     ]
     out = []
-    for label, cell, form, highest in wanted:
+    for label, (_, cell, form), highest in wanted:
         # a setting counts when all its seeds have the number: those that missed the target would flatter the rest
         full = [group for group in groups if len(_known(group.runs, cell)) == len(group.runs)]
-        means = [sum(known) / len(known) for known in (_known(group.runs, cell) for group in full)]
+        means = _averages(full, cell)
         if full:
             top = max(means) if highest else min(means)
             winners = [group for group, mean in zip(full, means, strict=True) if form(mean) == form(top)]
             who = winners[0].label if len(winners) == 1 else f"{'all' if len(winners) == len(groups) else len(winners)} settings"
-            out.append((label, numbers.mean([cell(run) for run in full[means.index(top)].runs], form), who))
+            out.append((label, _mean(full[means.index(top)].runs, cell, form), who))
     return [*out, ("Wall time", _wall([run for group in groups for run in group.runs]), "all runs")]
 
 
 def runs(groups: list[Group]) -> str:
     """A row for each group."""
-    columns: list[tuple[str, Callable[[list[Run]], str]]] = [
-        ("Final accuracy", lambda runs: numbers.mean([run.accuracy for run in runs], numbers.percent)),
-        ("Best accuracy", lambda runs: numbers.mean([run.best for run in runs], numbers.percent)),
-        ("Rounds", lambda runs: numbers.mean([len(run.rounds) for run in runs], numbers.count)),
-        ("Rounds to target", lambda runs: " ".join(_to_target(runs)).strip()),
-        ("Sent up", lambda runs: numbers.mean([run.total("bytes_up") for run in runs], numbers.size)),
-        ("Sent down", lambda runs: numbers.mean([run.total("bytes_down") for run in runs], numbers.size)),
-        ("Virtual time", lambda runs: numbers.mean([run.total("seconds") for run in runs], numbers.duration)),
-        ("Client time", lambda runs: numbers.mean([run.client_seconds for run in runs], numbers.duration)),
-        ("Server memory", lambda runs: numbers.mean([run.total("server_bytes") for run in runs], numbers.size)),
-        ("Failures", lambda runs: numbers.mean([run.failures.total() for run in runs], numbers.count)),
-        ("Wall time", lambda runs: numbers.mean([run.wall_seconds for run in runs], numbers.duration)),
+    before: list[Column] = [*ACCURACIES, ("Rounds", lambda run: len(run.rounds), numbers.count)]
+    after: list[Column] = [
+        *SENT,
+        TIME,
+        *WORK,
+        ("Failures", lambda run: run.failures.total(), numbers.count),
+        ("Wall time", lambda run: run.wall_seconds, numbers.duration),
     ]
-    if all(run.target is None for group in groups for run in group.runs):
-        columns = [column for column in columns if column[0] != "Rounds to target"]
-    head = ["Run", *(["Seeds"] if any(len(group.runs) > 1 for group in groups) else []), *(name for name, _ in columns)]
+    target = any(run.target is not None for group in groups for run in group.runs)
+    seeds = any(len(group.runs) > 1 for group in groups)
+    head = ["Run", *["Seeds"] * seeds, *_names(before), *["Rounds to target"] * target, *_names(after)]
     rows = []
     for group in groups:
-        seeds = [f"{len(group.runs)}"] if "Seeds" in head else []
-        rows.append([group.label, *seeds, *(cell(group.runs) for _, cell in columns)])
+        reached = " ".join(_to_target(group.runs, group.runs[0].models)).strip()
+        first, last = ([_mean(group.runs, cell, form) for _, cell, form in columns] for columns in (before, after))
+        rows.append([group.label, *[f"{len(group.runs)}"] * seeds, *first, *[reached] * target, *last])
+    return table(head, rows)
+
+
+def costs(groups: list[Group]) -> str:
+    """What the groups cost, beside what they reach: means over the seeds, with their multiples of the least."""
+    reached, paid = [ACCURACIES[0], FAIRNESS[0]], [*SENT, *WORK]
+    least = [min(_averages(groups, cell), default=0.0) for _, cell, _ in paid]
+    rows = []
+    for group in groups:
+        score = [_mean(group.runs, cell, form) for _, cell, form in reached]
+        multiples = [_multiple(group.runs, cell, form, low) for (_, cell, form), low in zip(paid, least, strict=True)]
+        rows.append([group.label, *score, *multiples])
+    return table(["Run", *_names(reached), *_names(paid)], rows)
+
+
+def models(groups: list[Group], names: list[str]) -> str:
+    """Each model's final accuracy, and how they compare."""
+    columns = [*ACCURACIES[:1], *((name, _accuracy_of(name), numbers.percent) for name in names), *FAIRNESS]
+    head = ["Run", "Mean", *_names(columns[1:])]
+    return table(head, [[group.label, *(_mean(group.runs, cell, form) for _, cell, form in columns)] for group in groups])
+
+
+def to_target(groups: list[Group], names: list[str]) -> str:
+    """The rounds that each model took to the target; nothing where there is none."""
+    targets = sorted({run.target for group in groups for run in group.runs if run.target is not None})
+    if not targets:
+        return ""
+    head = [f"Rounds to {' or '.join(map(numbers.percent, targets))}", "All models", *names]
+    rows = []
+    for group in groups:
+        each = [group.runs[0].models, *([name] for name in names)]
+        rows.append([group.label, *(" ".join(_to_target(group.runs, some)).strip() for some in each)])
     return table(head, rows)
 
 
@@ -108,10 +169,37 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return f'<div class="table" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _to_target(runs: list[Run]) -> tuple[str, str]:
-    known = _known(runs, lambda run: run.rounds_to_target)
+def _accuracy_of(model: str) -> Cell:
+    return lambda run: run.last("accuracy", model)
+
+
+def _mean(runs: list[Run], cell: Cell, form: numbers.Format) -> str:
+    return numbers.mean([cell(run) for run in runs], form)
+
+
+def _averages(groups: list[Group], cell: Cell) -> list[float]:
+    return [sum(known) / len(known) for group in groups if (known := _known(group.runs, cell))]
+
+
+def _multiple(runs: list[Run], cell: Cell, form: numbers.Format, least: float) -> str:
+    """12.3 MB (1.5×): the mean, and how many times the least it is, where that is not 0."""
+    known = _known(runs, cell)
     if not known:
-        return ("not reached" if any(run.target is not None for run in runs) else numbers.NONE), ""
+        return numbers.NONE
+    mean = sum(known) / len(known)
+    return form(mean) + (f" ({mean / least:.1f}×)" if least > 0 else "")
+
+
+def _names(columns: list[Column]) -> list[str]:
+    return [name for name, _, _ in columns]
+
+
+def _to_target(runs: list[Run], models: list[str]) -> tuple[str, str]:
+    """The rounds until all of these models were at the target, and how many of the seeds came there."""
+    known = _known(runs, lambda run: run.rounds_to(models))
+    if not known:
+        could = any(run.target is not None and set(models) <= set(run.models) for run in runs)
+        return ("not reached" if could else numbers.NONE), ""
     return numbers.mean(known, numbers.count), "" if len(known) == len(runs) else f"({len(known)} of {len(runs)} seeds)"
 
 

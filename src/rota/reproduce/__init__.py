@@ -12,8 +12,12 @@ from rota.reproduce import fedavg_cells
 from rota.reproduce.chart import Chart, Line
 from rota.reproduce.fedavg_table1 import fedavg_table1
 from rota.reproduce.gd_bound import gd_bound
+from rota.reproduce.kvib_femnist import estimate as femnist_estimate
+from rota.reproduce.kvib_femnist import kvib_femnist
 from rota.reproduce.kvib_theory import estimate as kvib_estimate
 from rota.reproduce.kvib_theory import kvib_theory
+from rota.reproduce.mmfl_table1 import estimate as mmfl_estimate
+from rota.reproduce.mmfl_table1 import mmfl_table1
 from rota.reproduce.result import Result, Row, over_seeds, table, write_page
 
 __all__ = [
@@ -32,13 +36,24 @@ __all__ = [
     "write_page",
 ]
 
-REPRODUCTIONS: dict[str, Callable[..., Result]] = {"gd-bound": gd_bound, "fedavg-table1": fedavg_table1, "kvib-theory": kvib_theory}
+REPRODUCTIONS: dict[str, Callable[..., Result]] = {
+    "gd-bound": gd_bound,
+    "fedavg-table1": fedavg_table1,
+    "kvib-theory": kvib_theory,
+    "kvib-femnist": kvib_femnist,
+    "mmfl-table1": mmfl_table1,
+}
 """Name -> function of `quick` (a short version that shows the way, not the paper's scale). Its docstring's first line is the summary.
 
 A function may take, by name, `out` (the folder of its results, where it can keep finished parts), `say` (for lines of progress), and any of
 the options `only`, `minutes`, `device` and `precision`.
 """
-ESTIMATES: dict[str, Callable[[str | None], list[str]]] = {"fedavg-table1": fedavg_cells.estimate, "kvib-theory": kvib_estimate}
+ESTIMATES: dict[str, Callable[[str | None], list[str]]] = {
+    "fedavg-table1": fedavg_cells.estimate,
+    "kvib-theory": kvib_estimate,
+    "kvib-femnist": femnist_estimate,
+    "mmfl-table1": mmfl_estimate,
+}
 """Name -> function of `only` that says in lines how much work it is."""
 
 

@@ -15,6 +15,7 @@ from rota.sampling.clustered import ClusteredSimilarity, ClusteredSize
 from rota.sampling.divfl import DivFl
 from rota.sampling.kvib import KVib, KVibFull
 from rota.sampling.mabs import Mabs
+from rota.sampling.mmfl import FedFair, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Vre
 from rota.sampling.ocs import Aocs, Ocs
 from rota.sampling.optimal import Optimal
 from rota.sampling.osmd import Osmd, OsmdAdaptive, OsmdIndependent
@@ -32,9 +33,13 @@ __all__ = [
     "ClusteredSize",
     "CpowD",
     "DivFl",
+    "FedFair",
     "Full",
+    "Gvr",
     "KVib",
     "KVibFull",
+    "KVibPairs",
+    "Lvr",
     "Mabs",
     "Ocs",
     "Optimal",
@@ -44,10 +49,14 @@ __all__ = [
     "PowD",
     "Proportional",
     "ProportionalMean",
+    "Random",
+    "RoundRobin",
+    "RoundRobinServer",
     "RpowD",
     "Sampler",
     "Uniform",
     "Vrb",
+    "Vre",
     "draw",
     "variance",
     "waterfill",
@@ -60,7 +69,7 @@ class Sampler(Protocol):
     `shares` is d[s, i], client i's share of model s's data: 0 where it has none, or cannot be reached in this round. rota's own
     samplers say of themselves, as class attributes, whether they are `unbiased`, what they need (`needs`) and what that `costs`.
     A sampler that needs "updates" is shown them in `Seen`. Those that draw by a matrix of `rates` (state, shares) have it
-    as a method, and `procedure` says how they draw by it.
+    as a method, and where every model draws by itself `procedure` says how.
     """
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -106,4 +115,12 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "divfl": DivFl,
     "clustered-size": ClusteredSize,
     "clustered-similarity": ClusteredSimilarity,
+    "mmfl-random": Random,
+    "mmfl-gvr": Gvr,
+    "mmfl-lvr": Lvr,
+    "mmfl-vre": Vre,
+    "mmfl-kvib": KVibPairs,
+    "round-robin": RoundRobin,
+    "round-robin-server": RoundRobinServer,
+    "fedfair": FedFair,
 }

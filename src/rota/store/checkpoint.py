@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rota.errors import BadInput
+from rota.estimate.memory import Tensors
 from rota.loop import State
 from rota.weights import Weights
 
@@ -134,11 +136,20 @@ def _state(tensors: dict[str, Tensor], like: State, path: Path) -> State:
     )
 
 
-def _placed(tensors: dict[str, Tensor], like: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The tensors where the run has them: beside those of the same name, else on its device, but for scalars, since torch's
-    optimisers count their steps on the CPU.
+def _placed(tensors: Tensors, like: Tensors, device: torch.device) -> Tensors:
+    """The tensors where the run has them: beside those of the same name, else on its device, but for scalars, since torch's optimisers
+    count their steps on the CPU.
 
-    They are copies: a file's bytes are not aligned as torch's own are, and the last bit of a product may depend on that.
+    They are copies: a file's bytes are not aligned as torch's own are, and the last bit of a product may depend on that. Where the run
+    has a tensor to hold one it goes there, for a memory of all clients may fill the device, or lie in a mapped file.
     """
-    home = {name: like[name].device if name in like else device if value.dim() else "cpu" for name, value in tensors.items()}
-    return {name: value.to(home[name], copy=True) for name, value in tensors.items()}
+    held = Counter(tensor.untyped_storage().data_ptr() for tensor in like.values())
+    out = {}
+    for name, value in tensors.items():
+        mine = like.get(name)
+        home = mine.device if mine is not None else device if value.dim() else "cpu"
+        if mine is not None and (mine.shape, mine.dtype) == (value.shape, value.dtype) and held[mine.untyped_storage().data_ptr()] == 1:
+            out[name] = mine.copy_(value)
+        else:
+            out[name] = value.to(home, copy=True)
+    return out

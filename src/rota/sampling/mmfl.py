@@ -1,0 +1,375 @@
+"""Which model: samplers that spend one budget over all pairs (model, client), within what each client can do (S0, multi-model FL)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from rota.data.federation import Array
+from rota.errors import BadInput
+from rota.plan import Plan, Question, Seen, State
+from rota.sampling import assign, draw, leader
+from rota.sampling.feedback import feedback, matrix
+from rota.sampling.waterfill import fill
+
+Processors = int | tuple[int, ...] | Literal["mixed"]
+HUGE = 1e200
+"""What a norm counts as that is larger, or overflows: sums of scores must not."""
+
+
+@dataclass(frozen=True)
+class Assigning:
+    """What the samplers over pairs share. `budget` (S0's m) is the expected number of draws in a round, over all models and clients.
+
+    `processors` is how many models a client can train in a round: one number, one for each client, or "mixed" (S0's quarter of 1, half of
+    half its models, quarter of all). By default each processor draws by itself, and two of a client's may draw one model; with
+    `distinct` they draw different ones. `uploads` bounds the updates that a client sends in a round, on average: one number, or one
+    for each client.
+    """
+
+    budget: float = 12
+    processors: Processors = 1
+    distinct: bool = False
+    uploads: float | tuple[float, ...] | None = None
+
+    unbiased: ClassVar[bool] = True
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        processors, owned = count(self.processors, shares), (shares > 0).sum(axis=0)
+        most = processors.astype(np.float64)
+        if self.uploads is not None:
+            caps = np.asarray(self.uploads)
+            if caps.dtype.kind not in "iuf" or caps.shape not in ((), owned.shape) or not (caps > 0).all():
+                raise BadInput(f"sampler.uploads must be above 0, one number or one for each of the {len(owned)} clients")
+            most = np.minimum(most, caps)
+        able = float((np.minimum(most, owned) if self.distinct else most * (owned > 0)).sum())
+        if not 0 < self.budget <= able * (1 + 1e-9):
+            raise BadInput(f"sampler.budget is {self.budget:g} draws a round, but clients can do {able:g}: give above 0, up to {able:g}")
+        return {"processors": processors, "most": most}
+
+    def best(self, scores: Array, state: State, shares: Array, mix: float = 0.0) -> Array:
+        """The rates of least variance for these scores (S0 eq. 5), with a part `mix` of even ones, which keeps all pairs' above 0."""
+        rates = self._best(scores, state, shares)
+        if mix == 0:
+            return rates
+        processors, most = state["processors"], state["most"]
+        even = assign.even(processors, self.budget, shares)
+        if self.distinct or self.uploads is not None:  # even as far as the bounds allow: a client's own models are alike
+            even = assign.by_processor(even, np.minimum(most, (shares > 0).sum(axis=0)) if self.distinct else most, self.budget, shares)
+        return np.asarray((1 - mix) * rates + mix * even)
+
+    def _best(self, scores: Array, state: State, shares: Array) -> Array:
+        return (assign.distinct if self.distinct else assign.by_processor)(scores, state["most"], self.budget, shares)
+
+    def rates(self, state: State, shares: Array) -> Array:
+        """How often each pair is drawn, on average; the sum is the budget."""
+        raise NotImplementedError
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        rates = self.rates(state, shares)
+        return (assign.draw_distinct if self.distinct else assign.draw_processors)(rates, state["processors"], shares, generator)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return state
+
+
+def count(processors: Processors, shares: Array) -> Array:
+    """How many models each client can train in a round."""
+    clients = shares.shape[1]
+    if isinstance(processors, str) and processors == "mixed":
+        return assign.mixed(shares)
+    found = np.asarray(processors)
+    if found.dtype.kind not in "iu" or found.shape not in ((), (clients,)) or not (found >= 1).all():
+        raise BadInput(f"sampler.processors must be whole numbers from 1: one, or one for each of the {clients} clients, or 'mixed'")
+    return np.broadcast_to(found, clients).astype(np.int64)
+
+
+def check_mix(mix: float) -> None:
+    """The part of a budget that is spread evenly."""
+    if not 0 < mix <= 1:
+        raise BadInput(f"sampler.mix is {mix:g}: it must be above 0 and at most 1")
+
+
+def norms(seen: Seen, per_rate: bool = True) -> Array:
+    """The norms |update| / learning rate, in parts of the largest rate; NaN for rows that failed."""
+    return np.asarray(np.minimum(seen.norm, HUGE) / (seen.pace if per_rate else 1.0))
+
+
+@dataclass(frozen=True)
+class Gvr(Assigning):
+    """MMFL-GVR: the probabilities of least variance, from the norms of this round's updates of all clients on all models (S0 eq. 5).
+
+    scores = share * |update| / learning rate: without the division (`per_rate` = false) models with a high learning rate would take
+    the budget. With the estimator fedvarp it is MMFL-GVR*, with stale-vr StaleVR: the norms are then those of the differences. With one
+    model it is `optimal`, number for number.
+    """
+
+    per_rate: bool = True
+
+    needs: ClassVar[str] = "norms of all"
+    costs: ClassVar[str] = "every client trains every model"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.everybody(shares), "norm")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {**state, "norm": matrix(state["norm"].shape, plan, norms(seen, self.per_rate))}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        return self.best(np.nan_to_num(shares * state["norm"]), state, shares)
+
+
+@dataclass(frozen=True)
+class Lvr(Assigning):
+    """MMFL-LVR: MMFL-GVR with the loss of the current model on the client's data in the place of the norm, so that only the drawn train.
+
+    scores = share * loss, or the loss alone (`by_share` = false, as S0's published code has it). `mix` of the budget is spread evenly: a
+    client whose loss is 0 may still have an update.
+    """
+
+    by_share: bool = True
+    mix: float = 0.01
+
+    needs: ClassVar[str] = "losses of all"
+    costs: ClassVar[str] = "every client evaluates every model"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        check_mix(self.mix)
+        return {**super().init(shares, rounds), "loss": np.full(shares.shape, np.nan)}
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.everybody(shares), "loss")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {**state, "loss": matrix(state["loss"].shape, plan, np.clip(seen.loss, 0.0, HUGE))}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        return self.best(np.nan_to_num(state["loss"]) * (shares if self.by_share else shares > 0), state, shares, self.mix)
+
+
+@dataclass(frozen=True)
+class Vre(Assigning):
+    """StaleVRE's sampler: MMFL-GVR with the norms that the estimator stale-vre expects, so that only the drawn train.
+
+    A pair that nothing is known of counts as the mean of those that are known. `mix` of the budget is spread evenly: what is expected to be
+    0 may not be.
+    """
+
+    mix: float = 0.1
+
+    needs: ClassVar[str] = "what the estimator expects"
+    costs: ClassVar[str] = "nothing"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        check_mix(self.mix)
+        return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.everybody(shares), "expected")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {**state, "norm": matrix(state["norm"].shape, plan, norms(seen))}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        norm = state["norm"]
+        known = norm[~np.isnan(norm)]
+        scores = shares * np.where(np.isnan(norm), known.mean() if known.any() else 1.0, norm)
+        return self.best(scores, state, shares, self.mix)
+
+
+@dataclass(frozen=True)
+class KVibPairs(Assigning):
+    """MMFL-KVib: K-Vib (S1) over pairs (model, client). It learns from the drawn alone, so that no client does anything for it.
+
+    K-Vib follows the regularised leader of sum_t sum pi_t^2 / p, whose terms are now pairs, pi_t(s, i) = share |update| / learning rate,
+    and whose p lie in S0's polytope (a processor draws at most one model) in place of S1's (a client is drawn at most once). The
+    leader's problem, min over p of sum (omega + gamma) / p, is the one that eq. 5 solves, with scores sqrt(omega + gamma). omega
+    estimates the sum of pi^2 without bias: a pair of B processors is drawn c times with E[c] = B p, so omega += pi^2 c / (B p). Eq. 9's
+    mixture with even draws stays in the polytope, which is convex, and bounds c / (B p). theta is (pairs / (T budget))^(1/3) unless
+    given, gamma the mean pi^2 of the first cohort, as in KVib, which this is number for number where there is one model.
+    """
+
+    theta: float | None = None
+    gamma: float | None = None
+    per_rate: bool = True
+
+    needs: ClassVar[str] = "norms of the drawn"
+    costs: ClassVar[str] = "a number a pair on the server"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        clients = super().init(shares, rounds)
+        usual = np.minimum(1.0, np.cbrt(np.array([np.count_nonzero(shares)]) / (rounds * self.budget)))
+        return {**clients, **leader.begin(shares.reshape(1, -1), self.budget, usual, self.theta, self.gamma, None)}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        scores = np.sqrt(leader.sums(state)).reshape(shares.shape) * (shares > 0)
+        return self.best(scores, state, shares, float(state["theta"][0]))
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
+        back = feedback(shares, plan, norms(seen, self.per_rate))
+        square, row = back.score**2, back.row
+        once = self.distinct | (state["processors"][back.client] == 1)  # then the two are the same, but for the rounding
+        estimate = np.where(once, square / plan.probability[row], square * plan.weight[row] / shares[back.model, back.client])
+        pairs = back._replace(model=np.zeros_like(back.model), client=back.model * shares.shape[1] + back.client)
+        return leader.learn(state, pairs, estimate)
+
+
+@dataclass(frozen=True)
+class Random:
+    """S0's Random: `budget` of all clients' processors uniformly without replacement, each with one of its client's models uniformly.
+
+    weight = times drawn * share / (B_i p), p = budget / processors / the client's models. (S0's code leaves B_i and the missing models
+    out, and is biased where there are any.)
+    """
+
+    budget: float = 12
+    processors: Processors = 1
+
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "nothing"
+    costs: ClassVar[str] = "nothing"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        processors = count(self.processors, shares)
+        if not 1 <= self.budget <= processors.sum():
+            most = processors.sum()
+            raise BadInput(f"sampler.budget is {self.budget:g} processors a round, but there are {most}: give a number from 1 to {most}")
+        return {"processors": processors}
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        owned, processors = (shares > 0).sum(axis=0), state["processors"]
+        owner = np.repeat(np.arange(len(owned)), np.where(owned > 0, processors, 0))
+        size = min(round(self.budget), len(owner))
+        client = np.sort(generator.choice(owner, size, replace=False))
+        place = (generator.random(size) * owned[client]).astype(np.int64)
+        first = np.argsort(shares[:, client] <= 0, axis=0, kind="stable")  # each client's models before the others
+        model, client, times = assign.tally(first[place, np.arange(size)], client, len(owned))
+        rate = assign.even(processors, size, shares)[model, client]
+        return Plan(client, model, np.where(processors[client] == 1, rate, np.nan), times * shares[model, client] / rate)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return state
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """Round robin by clients: each of them turns from model to model, one a round; `budget` clients are drawn uniformly (S0).
+
+    The clients are S blocks; those of block j begin with model j. The drawn train the model of their turn, if they have data for it, and
+    each model takes their mean, which is biased: in a round a model hears some blocks alone, and unequal data count the same.
+    """
+
+    budget: float = 12
+
+    unbiased: ClassVar[bool] = False
+    needs: ClassVar[str] = "nothing"
+    costs: ClassVar[str] = "nothing"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        return {"turn": np.zeros(1, np.int64)}
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        models, clients = shares.shape
+        client, chance = cohort(self.budget, shares, generator)
+        model = (client * models // clients + state["turn"][0]) % models
+        able = np.flatnonzero(shares[model, client])
+        return draw.mean(draw.rows(Plan(client, model, np.full(len(client), chance), np.ones(len(client))), able))
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return {"turn": state["turn"] + 1}
+
+
+def cohort(budget: float, shares: Array, generator: np.random.Generator) -> tuple[Array, float]:
+    """`budget` of the clients that have any data, uniformly, and the chance to be one of them."""
+    able = np.flatnonzero((shares > 0).any(axis=0))
+    size = min(round(budget), len(able))
+    return np.sort(generator.choice(able, size, replace=False)), size / max(len(able), 1)
+
+
+@dataclass(frozen=True)
+class RoundRobinServer:
+    """Round robin by the server: each round spends the whole budget on one model in turn, with that model's best probabilities (S0).
+
+    p = waterfill(share * norm, budget) among the model's clients, who all train it to say their norms. For the model of the turn
+    the estimate is unbiased; the others wait.
+    """
+
+    budget: float = 12
+
+    unbiased: ClassVar[bool] = False
+    needs: ClassVar[str] = "norms of all"
+    costs: ClassVar[str] = "every client trains the model of the turn"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        return {"turn": np.zeros(1, np.int64), "norm": np.full(shares.shape, np.nan)}
+
+    def _turn(self, state: State, shares: Array) -> Array:
+        """The shares of the model of the turn; 0 for the others."""
+        return np.asarray(shares * (np.arange(len(shares)) == state["turn"][0] % len(shares))[:, None])
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(draw.everybody(self._turn(state, shares)), "norm")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {**state, "norm": matrix(state["norm"].shape, plan, np.minimum(seen.norm, HUGE))}
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        mine = self._turn(state, shares)
+        return draw.independent(fill(np.nan_to_num(mine * state["norm"]), self.budget, mine), mine, generator)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        return {**state, "turn": state["turn"] + 1}
+
+
+@dataclass(frozen=True)
+class FedFair:
+    """FedFairMMFL: `budget` clients drawn uniformly, each with a model drawn in proportion to loss^(alpha - 1) (Siew et al. 2024).
+
+    The loss is the training loss that the model's clients reported when it was last trained; before that it counts as the highest of
+    the others. With alpha = 1 all models are alike, and the higher it is, the more the worst gets. A client draws among the models it
+    has data for. Each model takes the mean of its clients by their shares, as FedAvg does, which is biased.
+    """
+
+    budget: float = 12
+    alpha: float = 3.0
+
+    unbiased: ClassVar[bool] = False
+    needs: ClassVar[str] = "losses of the drawn"
+    costs: ClassVar[str] = "a number a model on the server"
+
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        if not 1 <= self.alpha < np.inf:
+            raise BadInput(f"sampler.alpha is {self.alpha:g}: it must be at least 1, which treats all models alike")
+        return {"loss": np.full(len(shares), np.nan)}
+
+    def chances(self, state: State, shares: Array) -> Array:
+        """P[s, i], the chance of model s if client i is drawn."""
+        loss = np.where(np.isnan(state["loss"]), np.fmax.reduce(state["loss"], initial=0.0), state["loss"])
+        power = (self.alpha - 1) * np.log(np.maximum(loss, np.finfo(float).tiny))
+        own = np.where(shares > 0, power[:, None], -np.inf)
+        chance = np.exp(own - np.maximum(own.max(axis=0), np.finfo(float).min))  # by the client's likeliest: a power may underflow
+        return np.asarray(chance / np.maximum(chance.sum(axis=0), 1.0))
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        client, chance = cohort(self.budget, shares, generator)
+        chances = self.chances(state, shares[:, client])
+        model, place = np.nonzero(assign.systematic(chances, 1, generator.random(len(client))))
+        client, p = client[place], chance * chances[model, place]
+        share = shares[model, client]
+        return Plan(client, model, p, share / np.bincount(model, share)[model])
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+        loss = state["loss"].copy()
+        told = np.isfinite(seen.loss)
+        for s in np.unique(plan.model[told]).tolist():
+            rows = told & (plan.model == s)
+            loss[s] = np.average(seen.loss[rows], weights=plan.weight[rows])
+        return {"loss": loss}
