@@ -40,6 +40,7 @@ from rota.sampling import (
     clustered,
     divfl,
     draw,
+    leader,
     memory,
     variance,
 )
@@ -802,21 +803,22 @@ def test_kvib_theta_and_gamma() -> None:
     assert state["theta"] == pytest.approx([0.27144], abs=1e-5)
     assert state["gamma"] == pytest.approx(0.01 * 100 / (state["theta"] * 10))
     assert KVib(10).init(shares, 5)["theta"] == 1, "T K < N"
-    assert KVib(10, theta=0.3, gamma=2.0).init(shares, 500) == {"omega": pytest.approx(0), "theta": [0.3], "gamma": [2.0]}
+    given = KVib(10, theta=0.3, gamma=2.0).init(shares, 500)
+    assert (given["theta"], given["gamma"]) == ([0.3], [2.0])
     generator = np.random.default_rng(0)
     for _ in range(20):
         state = play(KVib(10), np.exp(3 * np.arange(100) / 100), shares, state, generator)
     rates = KVib(10).rates(state, shares)
     assert rates.sum() == pytest.approx(10)
     assert rates.min() >= state["theta"][0] * 0.1
-    leader = waterfill(np.sqrt(state["omega"] + state["gamma"])[0], 10)
-    assert rates[0] == pytest.approx((1 - state["theta"]) * leader + state["theta"] * 0.1)
+    best = waterfill(np.sqrt(state["omega"] + state["gamma"])[0], 10)
+    assert rates[0] == pytest.approx((1 - state["theta"]) * best + state["theta"] * 0.1)
     linear = KVib(10, linear=True).rates(state, shares)[0]
     assert linear == pytest.approx((1 - state["theta"]) * waterfill((state["omega"] + state["gamma"])[0], 10) + state["theta"] * 0.1)
 
 
 def test_kvib_feedback() -> None:
-    """omega_i += (share |g|)^2 / p~ for the drawn; gamma is the first cohort's mean square."""
+    """omega_i += (share |g|)^2 / p~ for the drawn; gamma is their sum / (rounds * budget)."""
     shares = np.array([[0.5, 0.3, 0.2]])
     sampler, norms = KVib(2), np.array([2.0, 1.0, 3.0])
     state = sampler.init(shares, 100)
@@ -825,7 +827,10 @@ def test_kvib_feedback() -> None:
     seen.norm, seen.reason = norms[plan.client], ["", ""]
     state = sampler.observe(state, shares, plan, seen)
     assert state["omega"][0] == pytest.approx([1 / 0.8, 0, 0.36 / 0.5])
-    assert state["gamma"] == pytest.approx([(1 + 0.36) / 2])
+    learnt = (1 / 0.8 + 0.36 / 0.5) / 2
+    assert leader.sums(state)[0] == pytest.approx(state["omega"][0] + learnt)
+    state = sampler.observe(state, shares, plan, seen)
+    assert leader.sums(state)[0] == pytest.approx(state["omega"][0] + learnt), "twice the same, in two rounds"
 
 
 def test_vrb() -> None:

@@ -190,7 +190,7 @@ and Avare. The other samplers are our addition.
   shares where writers have about 101 images. Nobody is removed. The test images, all 10,000, are by other writers. All seeds have
   the same split. Ink is 1 and paper 0; in Federated EMNIST it is the other way round.
 - **Numbers that the text has lost.** The local learning rate is 0.01 here. For G, the bound in the regularisers of K-Vib and Vrb, the
-  default is taken, which needs none: gamma is the mean square of the first cohort's scores. "K-Vib, G = 0.1" has what S1 most likely had.
+  default is taken, which needs none: gamma is sum of omega / (t K) after t rounds. "K-Vib, G = 0.1" has what S1 most likely had.
   theta is (N / (T K))^(1/3) for K-Vib and 0.3 for Vrb, since N > T; Mabs, Avare and OSMD have their defaults.
 - **Network.** That of S1's code, without activations behind its convolutions (`kvib_cnn`, 582,026 parameters). The text calls it
   McMahan's CNN, which it is not.

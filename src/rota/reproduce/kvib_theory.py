@@ -42,6 +42,8 @@ BOUNDS = (0.001, 0.003, 0.01, 0.1)
 """The G that are tried by hand: gamma = G^2 N / (theta K) is from 3.7e-5 to 0.37."""
 SEEDS, SOME_SEEDS, FEW_SEEDS = 5, 3, 2
 """At K = 10 for what S1 compares; there for the OSMD family and the G; at the other budgets."""
+FIRST_SEED = 5
+"""On seeds 0 to 4 the form of K-Vib's default gamma was chosen: they would flatter it."""
 QUICK_ROUNDS, QUICK_SEEDS, QUICK_BUDGETS, QUICK_BOUNDS = 40, 2, (40,), (0.01, 0.1)
 EVERY = 10
 """Models are tested, and curves kept, every so many rounds."""
@@ -123,7 +125,7 @@ def kvib_theory(
             if part.name in found:
                 continue
             began = time.monotonic()
-            runs = [run(part, task, seed, deadline) for seed in range(part.seeds)]
+            runs = [run(part, task, seed, deadline) for seed in range(FIRST_SEED, FIRST_SEED + part.seeds)]
             how = {"seconds": round(time.monotonic() - began, 1), "machine": machine("cpu"), "rota": rota.__version__}
             found[part.name] = {"part": part.name, **asdict(part), "runs": runs, **how}
             say(f"{part.name}: regret {np.mean([each['regret'] for each in runs]):.3g}, {how['seconds']:.0f} s")

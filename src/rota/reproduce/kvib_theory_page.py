@@ -305,9 +305,10 @@ largest seen. All updates are also at their largest in these rounds, and an unli
 the model back and makes them larger still. Once the large clients are known, the order is another: the variance of the second half of the
 rounds is {late}.
 
-**gamma** is what keeps unseen clients in the draw. Where no G is given it is the mean square of the first cohort's scores, which is too
-small whenever the first cohort has none of the large clients, as is likely: hence the width of K-Vib's interval. A G near the largest
-score (0.12 in the first round) does the opposite and keeps it near uniform sampling.
+**gamma** is what keeps unseen clients in the draw. Where no G is given it is sum of omega / (t K), Theorem 8's gamma with the mean square
+of the scores so far for G^2, and without theta. That form was chosen on seeds 0 to 4, where the mean square of the first cohort's
+scores had done badly (too small whenever none of the large clients is in it, as is likely); the runs here have other seeds. A G near the
+largest score (0.12 in the first round) keeps K-Vib near uniform sampling.
 
 **The budget.** With small budgets uniform sampling, Mabs and OSMD do not converge at lr 0.02: the weights 1 / p of their rare large
 clients are steps that are too long. Their regret at the smallest K is that of a model that does not learn, and it falls with K in either

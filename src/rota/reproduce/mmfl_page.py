@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rota.reproduce.chart import Chart, Line
-from rota.reproduce.interval import Interval, interval
-from rota.reproduce.result import Result, Row
+from rota.reproduce.interval import interval
+from rota.reproduce.result import Result, over_seeds
 
 Found = dict[str, Any]
 """A cell, as its file has it: its runs by seed."""
@@ -51,7 +51,8 @@ TEXT = """Several models are trained at once over 120 clients, of whom 12 draws 
 holds half of the data; every client has three labels of ten, others for each model; one in ten lacks a model's data; a quarter can train
 one model in a round, half of them half of the models (rounded up), a quarter all. Five local steps on all of a client's examples, 150
 rounds. The accuracy is the mean over the models and the last 21 rounds, on the last 70 % of the test images, relative to that of full
-participation with the same seed; `low` and `high` are 95 % intervals over the seeds (Student's t).
+participation with the same seed; in brackets are 95 % intervals over the seeds (Student's t). The costs are those of a whole run:
+communication both ways, the clients' virtual seconds on equal devices, and the most that the server held between rounds.
 
 Where the source is silent, wrong or ambiguous: the budget is the slides' 12 draws (the code takes a tenth of the processors, 24);
 full participation has the same data as the others (the code gives it every model); the networks end in logits (the code's in
@@ -82,10 +83,8 @@ def report(found: dict[str, Found], seeds: int, all_cells: int, quick: bool) -> 
         for method, title in TITLES.items():
             values = relative(found, setting, method)
             if values and method != "full":
-                mean, low, high = interval(values) if len(values) > 1 else Interval(values[0], values[0], values[0])
                 name = f"{setting} tasks, {title}: accuracy relative to full participation"
-                paper = PAPER[setting].get(method)
-                rows.append(Row(quantity=name, paper=paper, measured=mean, low=low, high=high, seeds=len(values)))
+                rows.append(over_seeds(name, PAPER[setting].get(method), values))
         checks |= _order(found, setting)
     title = "Several models at once: accuracy relative to full participation"
     charts = [_chart(found, setting) for setting in settings]
@@ -110,7 +109,9 @@ def _text(found: dict[str, Found], settings: list[str], quick: bool) -> str:
         lines += ["**This is the short version, which shows the way and nothing else.**", ""]
     for setting in settings:
         lines += [f"## {setting} tasks", "", *_table(found, setting), ""]
-    return "\n".join(lines)
+    runs = [run for cell in found.values() for run in cell["runs"].values()]
+    machines = sorted({f"{run['machine']}, {run['precision']}" for run in runs})
+    return "\n".join([*lines, *(f"Runs on {words}." for words in machines)])
 
 
 def _table(found: dict[str, Found], setting: str) -> list[str]:

@@ -26,8 +26,8 @@ class KVib:
 
     `theta` is (N / (T budget))^(1/3), T the run's rounds, unless given (Theorem 8). `gamma` is how much scores must differ before
     p does: unless given it is G^2 N / (theta budget) (Theorem 8), where `bound` gives G, a bound on pi; and where that is not
-    given either, the mean pi^2 of the first cohort that comes back, which needs no knowledge of the scale (in the place of G^2
-    that mean would make it slow to leave uniform sampling). `linear` leaves the square root out, as K-Vib's published code does.
+    given either, sum of omega / (t budget) after t rounds, which needs no knowledge of the scale: omega's own estimate of the mean
+    pi^2 in the place of G^2, without theta. `linear` leaves the square root out, as K-Vib's published code does.
     """
 
     budget: float = 10
@@ -60,7 +60,7 @@ class KVib:
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, seen.norm)
-        return leader.learn(state, back, back.score**2 / plan.probability[back.row])
+        return leader.learn(state, back, back.score**2 / plan.probability[back.row], self.budget)
 
 
 @dataclass(frozen=True)
@@ -89,4 +89,4 @@ class KVibFull(KVib):
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
         everybody = draw.everybody(shares)
         back = feedback(shares, everybody, state["norm"][everybody.model, everybody.client])
-        return leader.learn(state, back, back.score**2)
+        return leader.learn(state, back, back.score**2, self.budget)

@@ -191,7 +191,7 @@ class KVibPairs(Assigning):
     leader's problem, min over p of sum (omega + gamma) / p, is the one that eq. 5 solves, with scores sqrt(omega + gamma). omega
     estimates the sum of pi^2 without bias: a pair of B processors is drawn c times with E[c] = B p, so omega += pi^2 c / (B p). Eq. 9's
     mixture with even draws stays in the polytope, which is convex, and bounds c / (B p). theta is (pairs / (T budget))^(1/3) unless
-    given, gamma the mean pi^2 of the first cohort, as in KVib, which this is number for number where there is one model.
+    given, gamma sum of omega / (t budget) after t rounds, as in KVib, which this is number for number where there is one model.
     """
 
     theta: float | None = None
@@ -216,7 +216,7 @@ class KVibPairs(Assigning):
         once = self.distinct | (state["processors"][back.client] == 1)  # then the two are the same, but for the rounding
         estimate = np.where(once, square / plan.probability[row], square * plan.weight[row] / shares[back.model, back.client])
         pairs = back._replace(model=np.zeros_like(back.model), client=back.model * shares.shape[1] + back.client)
-        return leader.learn(state, pairs, estimate)
+        return leader.learn(state, pairs, estimate, self.budget)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Vrb:
 
     q = (1 - theta) sqrt(omega + gamma) / sum + theta / N, `budget` draws a round, and omega_i += pi_i^2 / q_i for each draw.
     Unless given, `theta` is (N / T)^(1/3), T the run's rounds, or 0.3 where N > T (S1 App. F), and `gamma` is G^2 N / theta with a
-    `bound` G on pi, or the mean pi^2 of the first cohort that comes back.
+    `bound` G on pi, or sum of omega / (t budget) after t rounds.
     """
 
     budget: float = 10
@@ -47,4 +47,4 @@ class Vrb:
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         q = rates[back.model, back.client] / self.budget
-        return leader.learn(state, back, times(plan, back, rates, shares) * back.score**2 / q)
+        return leader.learn(state, back, times(plan, back, rates, shares) * back.score**2 / q, self.budget)
