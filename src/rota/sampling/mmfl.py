@@ -189,8 +189,8 @@ class KVibPairs(Assigning):
     K-Vib follows the regularised leader of sum_t sum pi_t^2 / p, whose terms are now pairs, pi_t(s, i) = share |update| / learning rate,
     and whose p lie in S0's polytope (a processor draws at most one model) in place of S1's (a client is drawn at most once). The
     leader's problem, min over p of sum (omega + gamma) / p, is the one that eq. 5 solves, with scores sqrt(omega + gamma). omega
-    estimates the sum of pi^2 without bias: a pair of B processors is drawn c times with E[c] = B p, so omega += pi^2 c / (B p). Eq. 9's
-    mixture with even draws stays in the polytope, which is convex, and bounds c / (B p). theta is (pairs / (T budget))^(1/3) unless
+    estimates the sum of pi^2 without bias: for the drawn omega += pi^2 / the chance that any of the client's processors draws the model.
+    Eq. 9's mixture with even draws stays in the polytope, which is convex, and bounds that. theta is (pairs / (T budget))^(1/3) unless
     given, gamma sum of omega / (t budget) after t rounds, as in KVib, which this is number for number where there is one model.
     """
 
@@ -212,11 +212,8 @@ class KVibPairs(Assigning):
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, norms(seen, self.per_rate))
-        square, row = back.score**2, back.row
-        once = self.distinct | (state["processors"][back.client] == 1)  # then the two are the same, but for the rounding
-        estimate = np.where(once, square / plan.probability[row], square * plan.weight[row] / shares[back.model, back.client])
         pairs = back._replace(model=np.zeros_like(back.model), client=back.model * shares.shape[1] + back.client)
-        return leader.learn(state, pairs, estimate, self.budget)
+        return leader.learn(state, pairs, back.score**2 / plan.probability[back.row], self.budget)
 
 
 @dataclass(frozen=True)
