@@ -194,7 +194,7 @@ def test_finished_parts_are_kept_and_not_run_again(small: list[str], tmp_path: P
     assert small == [f"vrb-K10 {seed}" for seed in range(5, 10)]
     assert json.loads((tmp_path / "kvib-theory" / "vrb-K10.json").read_text())["budget"] == 10
     result = run("kvib-theory", out=tmp_path, only="vrb-K10,vrb-K5")
-    assert small[5:] == ["vrb-K5 0", "vrb-K5 1"]
+    assert small[5:] == ["vrb-K5 5", "vrb-K5 6"]
     assert any(row["quantity"] == "Vrb, K = 10: cumulative regret" for row in result.rows)
 
 

@@ -31,7 +31,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blobs for images, and few rounds."""
     monkeypatch.setattr(table1, "SETTINGS", {"3": small})
     monkeypatch.setattr(table1, "CLIENTS", 30)
-    monkeypatch.setattr(table1, "ROUNDS", 4)
+    monkeypatch.setattr(table1, "ROUNDS", 5)
     monkeypatch.setattr(table1, "SEEDS", 2)
 
 
