@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -125,20 +125,19 @@ class Batched:
         if sum(len(rows) for _, rows, _ in groups) < len(plan):
             stacked = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
             yield from self._one_by_one(models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction)
-        waiting: deque[Future[list[Chunk]]] = deque()
+        waiting: deque[Callable[[], list[Chunk]]] = deque()
         for f, rows, width in groups:  # results are taken in order, and only a few wait
             library = self.families[f].native
-            if library is not None:
-                yield from self._train_native(models, plan, self.families[f], library, rows, width, now, correction)
-                continue
             if self.device.type == "cuda" and len(groups) == 1:  # nothing to do beside it, and a thread's turn takes time
                 yield from self._train(models, plan, f, rows, width, now, correction)
-                continue
-            waiting.append(self.threads.submit(self._train, models, plan, f, rows, width, now, correction))
+            elif library is None:
+                waiting.append(self.threads.submit(self._train, models, plan, f, rows, width, now, correction).result)
+            else:
+                waiting.append(self._start_native(models, plan, self.families[f], library, rows, width, now, correction))
             if len(waiting) > 2 * self.workers:
-                yield from waiting.popleft().result()
+                yield from waiting.popleft()()
         while waiting:
-            yield from waiting.popleft().result()
+            yield from waiting.popleft()()
 
     def _one_by_one(self, models: list[Weights], plan: Plan, rows: Array, now: int, correction: Correction | None) -> Iterator[Chunk]:
         """The sequential engine on some rows."""
@@ -229,11 +228,11 @@ class Batched:
         results = (update, buffers, loss, todo.steps, todo.examples, norm)
         return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
 
-    def _train_native(
+    def _start_native(
         self, models: list[Weights], plan: Plan, family: Family, library: native.Native, rows: Array, width: int, now: int,
         correction: Correction | None,
-    ) -> list[Chunk]:  # fmt: skip
-        """Train rows with the C library, which uses all cores."""
+    ) -> Callable[[], list[Chunk]]:  # fmt: skip
+        """Begin to train rows with the C library, on all cores that have nothing else to do; what is returned waits for them."""
         task, least = family.steps.task, self.plain.least[family.models[0]]
         clients, sizes = plan.client[rows], task.data.train.sizes[plan.client[rows]]
         present, of = np.unique(plan.model[rows], return_inverse=True)
@@ -246,12 +245,17 @@ class Batched:
         shift = None if correction is None else correction(rows).contiguous()
         start, buffers = (torch.stack([models[m][i] for m in present]) for i in range(2))
         plain = family.steps.plain and shift is None
-        result = library.train(self.threads, self.workers, width, plain, todo, start, buffers, shift)
+        finish = library.start(self.threads, self.workers, width, plain, todo, start, buffers, shift)
         examples = examples_of(task, sizes, least)
         self.slots += width * int(todo["steps"].sum())
         self.padding += width * int(todo["steps"].sum()) - int(examples.sum())
-        results = (result.update, result.buffers, result.loss, todo["steps"], examples)
-        return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
+
+        def chunks() -> list[Chunk]:
+            result = finish()
+            results = (result.update, result.buffers, result.loss, todo["steps"], examples)
+            return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
+
+        return chunks
 
     def _run(
         self, f: int, width: int, todo: Schedule, x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None

@@ -8,6 +8,7 @@ fewer multiplications than their definition (convolution.h). A client's numbers 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -92,10 +93,10 @@ class Native:
         work.keep = program.list, constants  # what the pointers lead to
         return work
 
-    def train(
+    def start(
         self, threads: Executor, workers: int, width: int, plain: bool, rows: Array, starts: Tensor, buffers: Tensor, shift: Tensor | None
-    ) -> Result:
-        """Train rows (a ROW array), those with the most work first.
+    ) -> Callable[[], Result]:
+        """Begin to train rows (a ROW array), those with the most work first; what is returned waits for the result.
 
         rows["start"] says which of the models in `starts` and `buffers` each begins with; `shift` is added to its gradients.
         `plain` takes steps of plain SGD, whatever the task says.
@@ -109,11 +110,21 @@ class Native:
         rows["shift"] = 0 if shift is None else _addresses(shift, np.arange(number))
         work, taken = self.work(width, plain), ctypes.c_int64(0)
         call = (ctypes.byref(work), rows.ctypes.data, number, ctypes.byref(taken), self.x.data_ptr(), self.y.data_ptr())
-        done = [threads.submit(self.lib.rota_train, *call) for _ in range(min(workers, number))]
-        failed = [each.result() for each in done]  # all of them, before anything they write to may go
-        if any(failed):
-            raise MemoryError("no memory for a client's local training: fewer cores need less (taskset, or --engine sequential)")
-        return Result(update, after, rows["loss"].copy())
+        held = work, taken, rows, starts, buffers, shift, update, after
+
+        def run() -> int:
+            """Some of the rows; what they read and write stays as long as this runs, even if nobody waits for it."""
+            return int((self.lib.rota_train(*call), held)[0])
+
+        done = [threads.submit(run) for _ in range(min(workers, number))]
+
+        def finish() -> Result:
+            failed = [each.result() for each in done]  # all of them, before anything is read
+            if any(failed):
+                raise MemoryError("no memory for a client's local training: fewer cores need less (taskset, or --engine sequential)")
+            return Result(update, after, rows["loss"].copy())
+
+        return finish
 
 
 def _addresses(matrix: Tensor, rows: Array) -> Array:
@@ -128,5 +139,5 @@ def verify(native: Native, width: int) -> None:
     for name, value in {"examples": real, "batch": width, "per_epoch": 1, "steps": 1, "rate": 1.0}.items():
         rows[name] = value
     with ThreadPoolExecutor(1) as thread:
-        update = native.train(thread, 1, width, True, rows, start.params[None], start.buffers[None], None).update
+        update = native.start(thread, 1, width, True, rows, start.params[None], start.buffers[None], None)().update
     same_gradient(steps, update, rng.permutation(rng.fold(key, 0), real), key)
