@@ -414,7 +414,7 @@ def test_quick_keeps_nothing(small: dict[str, int], tmp_path: Path) -> None:
 def test_a_broken_cell_is_named(tmp_path: Path) -> None:
     (tmp_path / "fedavg-table1").mkdir()
     (tmp_path / "fedavg-table1" / "cnn-iid-B10-C1.json").write_text('{"cell": ')
-    with pytest.raises(BadInput, match=r"cnn-iid-B10-C1.json is not a cell's file .* remove it"):
+    with pytest.raises(BadInput, match=r"cnn-iid-B10-C1.json is not a part's file .* remove it"):
         run("fedavg-table1", out=tmp_path, minutes=0)
 
 

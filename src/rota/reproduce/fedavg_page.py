@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from rota.reproduce.chart import Chart, Line
 from rota.reproduce.fedavg_cells import CELLS, COLUMNS, FRACTIONS, LIMIT, WORKS, Cell, Column
+from rota.reproduce.parts import Found
 from rota.reproduce.race import FAR, LAG, SELDOM
 from rota.reproduce.result import Result, Row, over_seeds
 
 LOW, HIGH = 0.7, 1.3
 """The median of our rounds / the source's is to be between these."""
-
-Found = dict[str, Any]
-"""A finished cell, as its file has it."""
 
 
 def reached(found: Found) -> bool:

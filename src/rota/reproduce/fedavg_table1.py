@@ -6,9 +6,7 @@ Each cell is a race between learning rates (race.py; fedavg_cells.py has the cel
 from __future__ import annotations
 
 import gc
-import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,12 +20,12 @@ from rota import data
 from rota.data.federation import Part
 from rota.data.partition import PARTITIONS
 from rota.engine import Devices, make
-from rota.errors import BadInput
 from rota.estimate import FedAvg
 from rota.loop import Experiment
 from rota.plan import Task
 from rota.reproduce.fedavg_cells import CELLS, CLIENTS, GRID, LIMIT, MIDDLE, REACH, SEEDS, WORKS, Cell, Column, Tuning, chosen, tuning
-from rota.reproduce.fedavg_page import Found, report, summary
+from rota.reproduce.fedavg_page import report, summary
+from rota.reproduce.parts import Found, read, write
 from rota.reproduce.race import BEHIND, Cohorts, Lane, TimeUp, by_rate, mean_rounds, race, winner
 from rota.reproduce.result import Result, machine
 
@@ -53,7 +51,7 @@ def fedavg_table1(
     there already.
     """
     folder = None if out is None or quick else out / "fedavg-table1"
-    found = read(folder) if folder else {}
+    found = read(folder, CELLS) if folder else {}
     wanted = [CELLS[name] for name in QUICK] if quick else chosen(only)
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -72,7 +70,7 @@ def fedavg_table1(
                 found[cell.name] = outcome(cell, lanes, plan) | how
                 say(f"{cell.name}: {summary(found[cell.name])}, {how['seconds']:.0f} s")
                 if folder:
-                    write(folder, found[cell.name])
+                    write(folder, found[cell.name]["cell"], found[cell.name])
             del track  # the next column's stacks need the room
             gc.collect()
             torch.cuda.empty_cache()
@@ -193,25 +191,3 @@ def outcome(cell: Cell, lanes: list[Lane], plan: Tuning) -> Found:
         ],
         "rota": rota.__version__,
     }
-
-
-def read(folder: Path) -> dict[str, Found]:
-    """The finished cells of a folder."""
-    out = {}
-    for name in CELLS:
-        path = folder / f"{name}.json"
-        try:
-            out[name] = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path} is not a cell's file ({error}): remove it to have the cell run again") from error
-    return out
-
-
-def write(folder: Path, found: Found) -> None:
-    """Keep a finished cell: whole, or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{found['cell']}.{os.getpid()}"
-    draft.write_text(json.dumps(found, allow_nan=False) + "\n")
-    draft.replace(folder / f"{found['cell']}.json")

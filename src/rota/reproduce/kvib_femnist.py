@@ -7,9 +7,7 @@ trains in the same stacks. A finished part is one file, and is not run again.
 from __future__ import annotations
 
 import gc
-import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +29,8 @@ from rota.estimate import Estimator, FedAvg, Unbiased
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
 from rota.record import finite
-from rota.reproduce.kvib_femnist_page import Found, report
+from rota.reproduce.kvib_femnist_page import report
+from rota.reproduce.parts import Found, read, write
 from rota.reproduce.race import TimeUp
 from rota.reproduce.result import Result, machine
 from rota.sampling import (
@@ -190,7 +189,7 @@ def kvib_femnist(
     """
     wanted = parts(quick=True) if quick else chosen(only)
     folder = None if out is None or quick else out / "kvib-femnist"
-    found = read(folder) if folder else {}
+    found = read(folder, (part.name for part in parts())) if folder else {}
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
@@ -208,7 +207,7 @@ def kvib_femnist(
                 accuracy = float(np.mean([run["accuracy"][-1] for run in runs]))
                 say(f"{part.name}: accuracy {accuracy:.2%}, {how['seconds']:.0f} s")
                 if folder:
-                    write(folder, found[part.name])
+                    write(folder, found[part.name]["part"], found[part.name])
             del track  # the next engine's stacks need the room
             gc.collect()
             torch.cuda.empty_cache()
@@ -307,25 +306,3 @@ def outcome(part: Work, track: Track, runs: list[dict[str, Any]]) -> Found:
         "runs": runs,
         "rota": rota.__version__,
     }
-
-
-def read(folder: Path) -> dict[str, Found]:
-    """The finished parts of a folder."""
-    out = {}
-    for part in parts():
-        path = folder / f"{part.name}.json"
-        try:
-            out[part.name] = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path} is not a part's file ({error}): remove it to have the part run again") from error
-    return out
-
-
-def write(folder: Path, found: Found) -> None:
-    """Keep a finished part: whole, or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{found['part']}.{os.getpid()}"
-    draft.write_text(json.dumps(found, allow_nan=False) + "\n")
-    draft.replace(folder / f"{found['part']}.json")

@@ -11,6 +11,7 @@ import numpy as np
 
 from rota.reproduce.chart import COLOURS, Chart, Line
 from rota.reproduce.interval import Interval, interval
+from rota.reproduce.parts import Found
 from rota.reproduce.race import crossing
 from rota.reproduce.result import Result, over_seeds
 
@@ -43,8 +44,6 @@ TITLES = {
     "cpow-d": "cpow-d",
 }
 
-Found = dict[str, Any]
-"""A finished part, as its file has it."""
 Run = dict[str, Any]
 
 

@@ -5,9 +5,7 @@ A part is one sampler at one budget, run from several seeds. A finished part is 
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +24,8 @@ from rota.loop import Experiment, begin, play
 from rota.metrics import Meter
 from rota.plan import Chunk, Plan, Task
 from rota.record import Record, columns
-from rota.reproduce.kvib_theory_page import Found, report
+from rota.reproduce.kvib_theory_page import report
+from rota.reproduce.parts import read, write
 from rota.reproduce.race import TimeUp
 from rota.reproduce.result import Result, machine
 from rota.sampling import SAMPLERS, draw
@@ -117,7 +116,7 @@ def kvib_theory(
     """
     wanted = parts(quick=True) if quick else chosen(only)
     folder = None if out is None or quick else out / "kvib-theory"
-    found = read(folder) if folder else {}
+    found = read(folder, (part.name for part in parts())) if folder else {}
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     task = Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
     try:
@@ -130,7 +129,7 @@ def kvib_theory(
             found[part.name] = {"part": part.name, **asdict(part), "runs": runs, **how}
             say(f"{part.name}: regret {np.mean([each['regret'] for each in runs]):.3g}, {how['seconds']:.0f} s")
             if folder:
-                write(folder, found[part.name])
+                write(folder, found[part.name]["part"], found[part.name])
     except TimeUp:
         say("the time is up: what is finished is kept")
     everything = parts(quick)
@@ -190,25 +189,3 @@ class Once:
 
     def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
         return self.engine.seconds(model, clients, examples, nbytes)
-
-
-def read(folder: Path) -> dict[str, Found]:
-    """The finished parts of a folder."""
-    out = {}
-    for part in parts():
-        path = folder / f"{part.name}.json"
-        try:
-            out[part.name] = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path} is not a part's file ({error}): remove it to have the part run again") from error
-    return out
-
-
-def write(folder: Path, found: Found) -> None:
-    """Keep a finished part: whole, or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{found['part']}.{os.getpid()}"
-    draft.write_text(json.dumps(found, allow_nan=False) + "\n")
-    draft.replace(folder / f"{found['part']}.json")

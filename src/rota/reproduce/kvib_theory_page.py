@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from rota.reproduce.chart import Chart, Line
 from rota.reproduce.interval import Interval, interval
+from rota.reproduce.parts import Found
 from rota.reproduce.result import Result, over_seeds
 from rota.sampling import SAMPLERS
 
@@ -29,9 +29,6 @@ TITLES = {
     "osmd-adaptive": "adaptive OSMD",
     "osmd-independent": "independent OSMD",
 }
-
-Found = dict[str, Any]
-"""A finished part, as its file has it."""
 
 
 def extremes(values: Sequence[float]) -> Interval:

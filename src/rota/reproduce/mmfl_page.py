@@ -8,10 +8,8 @@ import numpy as np
 
 from rota.reproduce.chart import Chart, Line
 from rota.reproduce.interval import interval
+from rota.reproduce.parts import Found
 from rota.reproduce.result import Result, over_seeds
-
-Found = dict[str, Any]
-"""A cell, as its file has it: its runs by seed."""
 
 TITLES = {
     "full": "Full participation",

@@ -6,9 +6,7 @@ the other through all methods, so that what is there can be compared at any time
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,7 +25,8 @@ from rota.errors import BadInput, did_you_mean
 from rota.estimate import Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
-from rota.reproduce.mmfl_page import Found, report
+from rota.reproduce.mmfl_page import report
+from rota.reproduce.parts import read, write
 from rota.reproduce.race import TimeUp
 from rota.reproduce.result import Result, machine
 from rota.sampling import FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
@@ -166,7 +165,7 @@ def mmfl_table1(
     what is there already.
     """
     folder = None if out is None or quick else out / "mmfl-table1"
-    found = read(folder) if folder else {}
+    found = read(folder, (cell.name for cell in cells())) if folder else {}
     wanted = [Cell("3", method) for method in QUICK_METHODS] if quick else cells(only)
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -188,7 +187,7 @@ def mmfl_table1(
                     entry["runs"][str(seed)] = run | how | {"rota": rota.__version__}
                     say(f"{cell.name}, seed {seed}: accuracy {run['accuracy']:.3f}, {how['seconds']:.0f} s")
                     if folder:
-                        write(folder, entry)
+                        write(folder, entry["cell"], entry)
     except TimeUp:
         say("the time is up: what is finished is kept")
     return report(found, 1 if quick else SEEDS, len(wanted if quick else cells()), quick)
@@ -230,25 +229,3 @@ class Track:
             "client_seconds": client_seconds,
             "server_bytes": server_bytes,
         }
-
-
-def read(folder: Path) -> dict[str, Found]:
-    """The cells of a folder, with the runs that are finished."""
-    out = {}
-    for cell in cells():
-        path = folder / f"{cell.name}.json"
-        try:
-            out[cell.name] = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path} is not a part's file ({error}): remove it to have the part run again") from error
-    return out
-
-
-def write(folder: Path, found: Found) -> None:
-    """Keep a cell: whole, or as it was before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{found['cell']}.{os.getpid()}"
-    draft.write_text(json.dumps(found, allow_nan=False) + "\n")
-    draft.replace(folder / f"{found['cell']}.json")
