@@ -39,7 +39,8 @@ from rota.reproduce.fedavg_cells import (
     order,
     tuning,
 )
-from rota.reproduce.race import BEHIND, DIVERGED, LIMIT, REACHED, SLOWER, Cohorts, Lane, TimeUp, judge, mean_rounds, race, winner
+from rota.reproduce.parts import TimeUp
+from rota.reproduce.race import BEHIND, DIVERGED, LIMIT, REACHED, SLOWER, Cohorts, Lane, judge, mean_rounds, race, winner
 
 table1 = importlib.import_module("rota.reproduce.fedavg_table1")  # the package has a function of that name
 

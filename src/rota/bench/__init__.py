@@ -26,6 +26,7 @@ from rota.bench.environment import Skip
 from rota.bench.floors import Floors, Rates, lowest, probe
 from rota.bench.systems import OWN, PEERS, System, Way, find, run, ways
 from rota.bench.works import WORKS, Size, Work, prepare
+from rota.engine import where
 from rota.engine.local import cores
 from rota.errors import BadInput, did_you_mean
 
@@ -106,10 +107,7 @@ def bench(
         raise BadInput(f"unknown work '{name}': {did_you_mean(name, names())}")
     if rounds is not None and rounds < 1:
         raise BadInput(f"--rounds is {rounds}: it must be at least 1")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
+    device = where(device)
     if name == "growth":
         result = Result(name, growth.measure(device, rounds or 20, say))
     else:

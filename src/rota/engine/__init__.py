@@ -17,7 +17,7 @@ from rota.errors import BadInput, did_you_mean
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
-__all__ = ["ENGINES", "Batched", "Devices", "Engine", "Score", "Sequential", "make"]
+__all__ = ["ENGINES", "Batched", "Devices", "Engine", "Score", "Sequential", "make", "where"]
 
 
 class Engine(Protocol):
@@ -43,6 +43,17 @@ ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Sequential, "batched"
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
+def where(device: str) -> str:
+    """A device that is here, by name; "auto" is a GPU where there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"unknown device '{device}': {did_you_mean(device, ['auto', 'cpu', 'cuda'])}")
+    return device
+
+
 def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str = "auto", precision: str = "fp32") -> Engine:
     """An engine by name ("auto": the fastest that fits) on a device ("auto": a GPU where there is one).
 
@@ -52,12 +63,7 @@ def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str 
         name = "batched"  # which leaves to the sequential engine what it cannot stack
     if name not in ENGINES:
         raise BadInput(f"unknown engine '{name}': {did_you_mean(name, ['auto', *ENGINES])}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
-    if device not in ("cpu", "cuda"):
-        raise BadInput(f"unknown device '{device}': {did_you_mean(device, ['auto', 'cpu', 'cuda'])}")
+    device = where(device)
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision '{precision}': {did_you_mean(precision, PRECISIONS)}")
     if device == "cuda":  # by default torch takes tf32 for convolutions, and not for products

@@ -19,14 +19,14 @@ import rota
 from rota import data
 from rota.data.federation import Part
 from rota.data.partition import PARTITIONS
-from rota.engine import Devices, make
+from rota.engine import Devices, make, where
 from rota.estimate import FedAvg
 from rota.loop import Experiment
 from rota.plan import Task
 from rota.reproduce.fedavg_cells import CELLS, CLIENTS, GRID, LIMIT, MIDDLE, REACH, SEEDS, WORKS, Cell, Column, Tuning, chosen, tuning
 from rota.reproduce.fedavg_page import report, summary
-from rota.reproduce.parts import Found, read, write
-from rota.reproduce.race import BEHIND, Cohorts, Lane, TimeUp, by_rate, mean_rounds, race, winner
+from rota.reproduce.parts import Found, TimeUp, in_time, read, until, write
+from rota.reproduce.race import BEHIND, Cohorts, Lane, by_rate, mean_rounds, race, winner
 from rota.reproduce.result import Result, machine
 
 SEED = 0
@@ -53,12 +53,11 @@ def fedavg_table1(
     folder = None if out is None or quick else out / "fedavg-table1"
     found = read(folder, CELLS) if folder else {}
     wanted = [CELLS[name] for name in QUICK] if quick else chosen(only)
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    deadline = until(minutes)
+    device = where(device)
     try:
         for column, cells in groupby([cell for cell in wanted if cell.name not in found], key=lambda cell: cell.column):
-            if time.monotonic() >= deadline:
-                raise TimeUp
+            in_time(deadline)
             say(f"{column.name}: loading")
             track = Track(column, device, precision)
             for cell in cells:
@@ -70,7 +69,7 @@ def fedavg_table1(
                 found[cell.name] = outcome(cell, lanes, plan) | how
                 say(f"{cell.name}: {summary(found[cell.name])}, {how['seconds']:.0f} s")
                 if folder:
-                    write(folder, found[cell.name]["cell"], found[cell.name])
+                    write(folder, cell.name, found[cell.name])
             del track  # the next column's stacks need the room
             gc.collect()
             torch.cuda.empty_cache()

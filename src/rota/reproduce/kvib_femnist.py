@@ -23,15 +23,13 @@ import rota
 from rota import data, models
 from rota.data.federation import Federation, Part
 from rota.data.partition import UNBALANCED, unbalanced
-from rota.engine import Devices, make
-from rota.errors import BadInput, did_you_mean
+from rota.engine import Devices, make, where
 from rota.estimate import Estimator, FedAvg, Unbiased
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
 from rota.record import finite
 from rota.reproduce.kvib_femnist_page import report
-from rota.reproduce.parts import Found, read, write
-from rota.reproduce.race import TimeUp
+from rota.reproduce.parts import Found, TimeUp, chosen, in_time, read, until, write
 from rota.reproduce.result import Result, machine
 from rota.sampling import (
     Avare,
@@ -124,17 +122,6 @@ def parts(quick: bool = False) -> list[Work]:
     return [Work(version, method, seeds) for seeds, methods in waves for version in UNBALANCED for method in methods]
 
 
-def chosen(only: str | None) -> list[Work]:
-    """The parts that a list such as "v1-kvib,mabs" names."""
-    if not only:
-        return parts()
-    wanted = {word.strip() for word in only.split(",")}
-    known = set().union(*(part.words for part in parts()))
-    for word in sorted(wanted - known):
-        raise BadInput(f"--only names '{word}', which is no part: {did_you_mean(word, known)}")
-    return [part for part in parts() if part.words & wanted]
-
-
 WRITERS, IMAGES = 539, 111.3
 """Of MNIST by writer, and how many each has in the mean."""
 SECONDS = {"cuda": (1e-6, 9e-3, 0.01), "cpu": (2.5e-4, 0.0, 4.5)}
@@ -161,7 +148,7 @@ def seconds(part: Work, device: str) -> float:
 
 def estimate(only: str | None = None) -> list[str]:
     """How much work the parts are, as lines."""
-    some = chosen(only)
+    some = chosen(only, parts())
     lines = [f"{'part':32}{'runs':>5}{'images a round':>16}{'s, one H200':>13}{'min, two cores':>16}"]
     for part in some:
         gpu, cpu = seconds(part, "cuda"), seconds(part, "cpu") / 60
@@ -187,16 +174,15 @@ def kvib_femnist(
     With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
     there already.
     """
-    wanted = parts(quick=True) if quick else chosen(only)
+    wanted = parts(quick=True) if quick else chosen(only, parts())
     folder = None if out is None or quick else out / "kvib-femnist"
     found = read(folder, (part.name for part in parts())) if folder else {}
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    deadline = until(minutes)
+    device = where(device)
     try:
         todo = [part for part in wanted if part.name not in found]
         for (version, seeds), same in groupby(todo, key=lambda part: (part.version, part.seeds)):
-            if time.monotonic() >= deadline:
-                raise TimeUp
+            in_time(deadline)
             say(f"v{version}: loading")
             track = Track(federation(version, QUICK_TESTS if quick else None), seeds, device, precision)
             for part in same:
@@ -207,7 +193,7 @@ def kvib_femnist(
                 accuracy = float(np.mean([run["accuracy"][-1] for run in runs]))
                 say(f"{part.name}: accuracy {accuracy:.2%}, {how['seconds']:.0f} s")
                 if folder:
-                    write(folder, found[part.name]["part"], found[part.name])
+                    write(folder, part.name, found[part.name])
             del track  # the next engine's stacks need the room
             gc.collect()
             torch.cuda.empty_cache()
@@ -246,8 +232,7 @@ class Track:
         trained, broken = np.zeros(len(names)), np.zeros(len(names), bool)
         tests = []
         for now in range(1, part.rounds + 1):
-            if time.monotonic() > deadline:
-                raise TimeUp
+            in_time(deadline)
             if not broken.all():
                 try:
                     state, line = play(experiment, self.engine, state)

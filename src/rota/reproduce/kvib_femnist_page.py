@@ -11,6 +11,7 @@ import numpy as np
 
 from rota.reproduce.chart import COLOURS, Chart, Line
 from rota.reproduce.interval import Interval, interval
+from rota.reproduce.kvib_theory_page import CLAIMED
 from rota.reproduce.parts import Found
 from rota.reproduce.race import crossing
 from rota.reproduce.result import Result, over_seeds
@@ -22,8 +23,6 @@ WORST, LEAST = 3.0, 0.7
 """Losses above and accuracies below these are drawn as these: what differs late would be too small to see."""
 VERSIONS = {1: "10 % of the clients hold 82 % of the images", 2: "20 % hold 90 %", 3: "50 % hold 98 %"}
 """S1's words."""
-CLAIMED = ("uniform", "vrb", "mabs", "avare")
-"""The rivals that S1 compares with."""
 TITLES = {
     "uniform": "uniform",
     "kvib": "K-Vib",

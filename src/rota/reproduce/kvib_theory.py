@@ -19,20 +19,17 @@ from rota import data, models
 from rota.data.federation import Array
 from rota.engine import Engine, Score, make
 from rota.engine.local import Correction
-from rota.errors import BadInput, did_you_mean
 from rota.loop import Experiment, begin, play
 from rota.metrics import Meter
 from rota.plan import Chunk, Plan, Task
 from rota.record import Record, columns
-from rota.reproduce.kvib_theory_page import report
-from rota.reproduce.parts import read, write
-from rota.reproduce.race import TimeUp
+from rota.reproduce.kvib_theory_page import CLAIMED, report
+from rota.reproduce.parts import TimeUp, chosen, in_time, read, until, write
 from rota.reproduce.result import Result, machine
 from rota.sampling import SAMPLERS, draw
 from rota.weights import Weights
 
 ROUNDS, BUDGET = 500, 10
-RIVALS = ("uniform", "vrb", "mabs", "avare")
 MORE = ("osmd", "osmd-adaptive", "osmd-independent")
 """Rivals that S1 names and does not run."""
 BUDGETS = (5, 20, 60)
@@ -74,28 +71,17 @@ def parts(quick: bool = False) -> list[Part]:
     """All parts, in the order they are run in."""
     seeds, some, few = (QUICK_SEEDS,) * 3 if quick else (SEEDS, SOME_SEEDS, FEW_SEEDS)
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    out = [Part(sampler, BUDGET, seeds, rounds) for sampler in ("kvib", "kvib-full", "optimal", *RIVALS)]
+    out = [Part(sampler, BUDGET, seeds, rounds) for sampler in ("kvib", "kvib-full", "optimal", *CLAIMED)]
     out += [Part("kvib", BUDGET, some, rounds, bound) for bound in (QUICK_BOUNDS if quick else BOUNDS)]
     out += [Part(sampler, BUDGET, some, rounds) for sampler in MORE]
     for budget in QUICK_BUDGETS if quick else BUDGETS:
-        out += [Part(sampler, budget, few, rounds) for sampler in ("kvib", *RIVALS, *MORE)]
+        out += [Part(sampler, budget, few, rounds) for sampler in ("kvib", *CLAIMED, *MORE)]
     return out
-
-
-def chosen(only: str | None) -> list[Part]:
-    """The parts that a list such as "kvib,vrb-K10" names."""
-    if not only:
-        return parts()
-    wanted = {word.strip() for word in only.split(",")}
-    known = set().union(*(part.words for part in parts()))
-    for word in sorted(wanted - known):
-        raise BadInput(f"--only names '{word}', which is no part: {did_you_mean(word, known)}")
-    return [part for part in parts() if part.words & wanted]
 
 
 def estimate(only: str | None = None) -> list[str]:
     """How much work the parts are, as lines."""
-    some = chosen(only)
+    some = chosen(only, parts())
     runs = sum(part.seeds for part in some)
     lines = [f"{part.name:24}{part.seeds:3} runs of {part.rounds} rounds" for part in some]
     return [*lines, "", f"{runs} runs, roughly {runs * SECONDS / 60:.0f} minutes of one core"]
@@ -114,10 +100,10 @@ def kvib_theory(
     With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
     there already.
     """
-    wanted = parts(quick=True) if quick else chosen(only)
+    wanted = parts(quick=True) if quick else chosen(only, parts())
     folder = None if out is None or quick else out / "kvib-theory"
     found = read(folder, (part.name for part in parts())) if folder else {}
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    deadline = until(minutes)
     task = Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
     try:
         for part in wanted:
@@ -129,7 +115,7 @@ def kvib_theory(
             found[part.name] = {"part": part.name, **asdict(part), "runs": runs, **how}
             say(f"{part.name}: regret {np.mean([each['regret'] for each in runs]):.3g}, {how['seconds']:.0f} s")
             if folder:
-                write(folder, found[part.name]["part"], found[part.name])
+                write(folder, part.name, found[part.name])
     except TimeUp:
         say("the time is up: what is finished is kept")
     everything = parts(quick)
@@ -144,8 +130,7 @@ def run(part: Part, task: Task, seed: int, deadline: float = math.inf) -> dict[s
     state, lines = begin(experiment, engine), list[Record]()
     meter = Meter(("cost", "regret", "variance", "improvement", "quality"), experiment.sampler, engine)
     while state.round < part.rounds:
-        if time.monotonic() > deadline:
-            raise TimeUp
+        in_time(deadline)
         state, line = play(experiment, engine, state, meter)
         lines.append(line)
     table = columns(lines)

@@ -20,14 +20,12 @@ import rota
 from rota import data, models, plan, rng
 from rota.data.federation import Array, Federation, Part
 from rota.data.partition import high_low, natural
-from rota.engine import Engine, make
-from rota.errors import BadInput, did_you_mean
+from rota.engine import Engine, make, where
 from rota.estimate import Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
 from rota.reproduce.mmfl_page import report
-from rota.reproduce.parts import read, write
-from rota.reproduce.race import TimeUp
+from rota.reproduce.parts import TimeUp, chosen, in_time, read, until, write
 from rota.reproduce.result import Result, machine
 from rota.sampling import FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
 
@@ -119,22 +117,15 @@ class Cell:
     def name(self) -> str:
         return f"{self.setting}-{self.method}"
 
+    @property
+    def words(self) -> set[str]:
+        """What `--only` may call it."""
+        return {self.name, self.setting, self.method}
 
-def cells(only: str | None = None) -> list[Cell]:
-    """All cells, or those that a list such as "3,5-lvr" names by setting, method, or both."""
-    everything = [Cell(setting, method) for setting in SETTINGS for method in METHODS]
-    if not only:
-        return everything
-    wanted = {word.strip() for word in only.split(",")}
-    for word in sorted(wanted):
-        known = {*SETTINGS, *METHODS, *(cell.name for cell in everything)}
-        if word not in known:
-            raise BadInput(f"--only names '{word}', which is no part: {did_you_mean(word, known)}")
-    both = {word for word in wanted if word in SETTINGS} or set(SETTINGS)
-    methods = {word for word in wanted if word in METHODS} or set(METHODS)
-    named = {cell.name for cell in everything} & wanted
-    loose = wanted - named
-    return [cell for cell in everything if cell.name in named or (loose and cell.setting in both and cell.method in methods)]
+
+def cells() -> list[Cell]:
+    """All cells."""
+    return [Cell(setting, method) for setting in SETTINGS for method in METHODS]
 
 
 SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 120.0, "cpu": 6000.0}}
@@ -143,7 +134,7 @@ SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 120.0, "cpu": 6000.0}
 
 def estimate(only: str | None = None) -> list[str]:
     """How much work the cells are, as lines."""
-    some = cells(only)
+    some = chosen(only, cells())
     lines = [f"{cell.name:24}{SEEDS:3} runs of {ROUNDS} rounds" for cell in some]
     gpu, cpu = (sum(SEEDS * SECONDS[cell.setting][device] for cell in some) for device in ("cuda", "cpu"))
     return [*lines, "", f"{SEEDS * len(some)} runs, roughly {gpu / 60:.0f} minutes of one H200, or {cpu / 3600:.0f} hours of two cores"]
@@ -166,17 +157,16 @@ def mmfl_table1(
     """
     folder = None if out is None or quick else out / "mmfl-table1"
     found = read(folder, (cell.name for cell in cells())) if folder else {}
-    wanted = [Cell("3", method) for method in QUICK_METHODS] if quick else cells(only)
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    wanted = [Cell("3", method) for method in QUICK_METHODS] if quick else chosen(only, cells())
+    deadline = until(minutes)
+    device = where(device)
     try:
         for setting in SETTINGS:
             for seed in range(1 if quick else SEEDS):
                 todo = [cell for cell in wanted if cell.setting == setting and str(seed) not in found.get(cell.name, {"runs": {}})["runs"]]
                 if not todo:
                     continue
-                if time.monotonic() >= deadline:
-                    raise TimeUp
+                in_time(deadline)
                 say(f"{setting} tasks, seed {seed}: loading")
                 track = Track(setting, seed, device, precision, quick)
                 for cell in todo:
@@ -187,7 +177,7 @@ def mmfl_table1(
                     entry["runs"][str(seed)] = run | how | {"rota": rota.__version__}
                     say(f"{cell.name}, seed {seed}: accuracy {run['accuracy']:.3f}, {how['seconds']:.0f} s")
                     if folder:
-                        write(folder, entry["cell"], entry)
+                        write(folder, cell.name, entry)
     except TimeUp:
         say("the time is up: what is finished is kept")
     return report(found, 1 if quick else SEEDS, len(wanted if quick else cells()), quick)
@@ -212,8 +202,7 @@ class Track:
         state, client_seconds, server_bytes = begin(experiment, self.engine), 0.0, 0
         curve: dict[int, list[float]] = {}
         while state.round < self.rounds:
-            if time.monotonic() > deadline:
-                raise TimeUp
+            in_time(deadline)
             state, line = play(experiment, self.engine, state)
             client_seconds += line["client_seconds"]
             server_bytes = max(server_bytes, line["server_bytes"])

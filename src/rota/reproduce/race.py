@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +18,7 @@ from rota.data.federation import Array
 from rota.engine import Engine
 from rota.loop import Experiment, begin, play
 from rota.plan import Plan, Seen, State
+from rota.reproduce.parts import in_time
 from rota.sampling import draw
 from rota.weights import Weights
 
@@ -96,10 +96,6 @@ def crossing(before: tuple[int, float], after: tuple[int, float], target: float)
     return start + (end - start) * (target - low) / (high - low)
 
 
-class TimeUp(Exception):
-    """The race did not end before its deadline."""
-
-
 def race(
     experiment: Experiment,
     engine: Engine,
@@ -126,8 +122,7 @@ def race(
         running = [lane for lane in lanes if not lane.why]
         if not running:
             return
-        if time.monotonic() > deadline:
-            raise TimeUp
+        in_time(deadline)
         for lane in lanes:
             sizes[lane.model] = 0 if lane.why else cohort
         experiment = replace(experiment, sampler=Cohorts(tuple(sizes)))

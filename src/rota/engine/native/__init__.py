@@ -19,21 +19,8 @@ from torch import Tensor
 from rota import rng, weights
 from rota.data.federation import Array
 from rota.engine.native.build import ROW, Unavailable, Work, library
-from rota.engine.native.translate import (
-    BUFFERS,
-    GRADIENT,
-    KEY,
-    LOSS,
-    NUMBER,
-    PARAMS,
-    WEIGHT,
-    Place,
-    Unsupported,
-    Writer,
-    X,
-    Y,
-    translate,
-)
+from rota.engine.native.program import BUFFERS, GRADIENT, KEY, LOSS, NUMBER, PARAMS, WEIGHT, Place, Unsupported, Writer, X, Y
+from rota.engine.native.translate import translate
 from rota.engine.stack import Steps, half, same_gradient
 
 __all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rota.engine.native.translate import Instruction
+from rota.engine.native.program import Instruction
 
 SOURCES = ("rota.c", "product.h", "convolution.h", "elementwise.h")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
