@@ -216,7 +216,7 @@ def test_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The whole way on few rounds: everything but the numbers."""
     monkeypatch.setattr(theory, "QUICK_ROUNDS", 10)
     monkeypatch.setattr(theory, "QUICK_SEEDS", 2)
-    monkeypatch.setattr(theory, "RIVALS", ("vrb",))
+    monkeypatch.setattr(theory, "CLAIMED", ("vrb",))
     monkeypatch.setattr(theory, "MORE", ())
     result = run("kvib-theory", quick=True, out=tmp_path)
     assert held_all(result.checks, "optimal <= K-Vib with full feedback")
