@@ -279,6 +279,50 @@ static void patches(const Shape *s, const R *x, R *out) {
         }
 }
 
+/* Images of few channels go by lines: a line of a patch lies in one piece of the image, so nothing is copied but the image into a border
+   of zeros. */
+static int by_lines(const Shape *s) { return s->size[1] * s->channels < SHALLOW; }
+
+static int64_t bordered_line(const Shape *s) { return (s->wide + 2 * s->pad[1]) * s->channels; }
+
+static void border(const Shape *s, const R *x, R *out) {
+  int64_t line = bordered_line(s), side = s->pad[1] * s->channels, edge = s->pad[0] * line, inner = s->wide * s->channels;
+  for (int64_t b = 0; b < s->batch; b++, out += edge) {
+    memset(out, 0, (size_t)edge * sizeof(R));
+    out += edge;
+    for (int64_t i = 0; i < s->high; i++, out += line, x += inner) {
+      memset(out, 0, (size_t)side * sizeof(R));
+      memcpy(out + side, x, (size_t)inner * sizeof(R));
+      memset(out + side + inner, 0, (size_t)side * sizeof(R));
+    }
+    memset(out, 0, (size_t)edge * sizeof(R));
+  }
+}
+
+static void convolve_lines(const Shape *s, const R *x, const R *taps, const R *bias, R *y, R *space) {
+  int64_t line = bordered_line(s), high = s->high + 2 * s->pad[0], deep = s->size[1] * s->channels;
+  border(s, x, space);
+  for (int64_t b = 0; b < s->batch; b++)
+    for (int64_t i = 0; i < s->out_high; i++, y += s->out_wide * s->outputs) {
+      for (int64_t j = 0; bias && j < s->out_wide; j++) memcpy(y + j * s->outputs, bias, (size_t)s->outputs * sizeof(R));
+      for (int64_t o = 0; o < s->outputs; o += 2 * LANES)
+        strip(s->out_wide, s->outputs - o < 2 * LANES ? s->outputs - o : 2 * LANES, s->size[0], line, deep,
+              space + (b * high + i * s->stride[0]) * line, s->stride[1] * s->channels, 1, taps + o, s->outputs, y + o, s->outputs, bias != NULL, 1);
+    }
+}
+
+/* dw as [taps, channels, outputs]. */
+static void weight_gradient_lines(const Shape *s, const R *x, const R *dy, R *dw, R *space) {
+  int64_t line = bordered_line(s), high = s->high + 2 * s->pad[0], deep = s->size[1] * s->channels;
+  R *rest = space + s->batch * high * line;
+  border(s, x, space);
+  for (int64_t b = 0; b < s->batch; b++)
+    for (int64_t i = 0; i < s->out_high; i++, dy += s->out_wide * s->outputs)
+      for (int64_t u = 0; u < s->size[0]; u++)
+        product(deep, s->outputs, s->out_wide, space + (b * high + i * s->stride[0] + u) * line, 1, s->stride[1] * s->channels, dy, s->outputs, 1,
+                dw + u * deep * s->outputs, s->outputs, 1, b || i, 1, rest);
+}
+
 static void convolution(const Shape *s, const R *x, const R *w, const R *bias, R *y, R *space) {
   int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels, pixels = s->batch * s->out_high * s->out_wide;
   R *kernel = space, *rest = space + depth * s->outputs;
@@ -287,6 +331,7 @@ static void convolution(const Shape *s, const R *x, const R *w, const R *bias, R
     convolve_tiles(s, x, s->channels, s->high, s->wide, kernel, s->outputs, s->out_high, s->out_wide, s->pad[0], s->pad[1], bias, y, rest);
     return;
   }
+  if (by_lines(s)) { convolve_lines(s, x, kernel, bias, y, rest); return; }
   patches(s, x, rest);
   for (int64_t i = 0; bias && i < pixels; i++) memcpy(y + i * s->outputs, bias, s->outputs * sizeof(R));
   product(pixels, s->outputs, depth, rest, depth, 1, kernel, s->outputs, 1, y, s->outputs, 1, bias != NULL, 1, rest + pixels * depth);
@@ -295,9 +340,12 @@ static void convolution(const Shape *s, const R *x, const R *w, const R *bias, R
 static void weight_gradient(const Shape *s, const R *x, const R *dy, R *dw, R *space) {
   if (by_tiles(s)) { weight_gradient_tiles(s, x, dy, dw, space); return; }
   int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels, pixels = s->batch * s->out_high * s->out_wide;
-  R *columns = space, *result = space + pixels * depth, *rest = result + depth * s->outputs;
-  patches(s, x, columns);
-  product(depth, s->outputs, pixels, columns, 1, depth, dy, s->outputs, 1, result, s->outputs, 1, 0, 1, rest); /* [taps, channels, outputs] */
+  R *result = space, *columns = space + depth * s->outputs; /* the result is [taps, channels, outputs] */
+  if (by_lines(s)) weight_gradient_lines(s, x, dy, result, columns);
+  else {
+    patches(s, x, columns);
+    product(depth, s->outputs, pixels, columns, 1, depth, dy, s->outputs, 1, result, s->outputs, 1, 0, 1, columns + pixels * depth);
+  }
   for (int64_t o = 0; o < s->outputs; o++)
     for (int64_t c = 0; c < s->channels; c++)
       for (int64_t t = 0; t < taps; t++) dw[(o * s->channels + c) * taps + t] = result[(t * s->channels + c) * s->outputs + o];
@@ -333,7 +381,8 @@ static int64_t convolution_space(const Shape *s) {
   int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels, pixels = s->batch * s->out_high * s->out_wide;
   int64_t most = s->channels > s->outputs ? s->channels : s->outputs;
   int64_t packed = DEPTH * ((depth > most ? depth : most) + 4 * LANES);
-  if (!by_tiles(s)) return depth * s->outputs + pixels * depth + packed;
+  int64_t bordered = s->batch * (s->high + 2 * s->pad[0]) * bordered_line(s), columns = pixels * depth;
+  if (!by_tiles(s)) return depth * s->outputs + (bordered > columns ? bordered : columns) + packed;
   int64_t tile = s->size[0] + RESULTS - 1;
   int64_t points = tile * tile * (spread(s->channels * s->outputs) + spread(2 * BLOCK * s->channels) + spread(2 * BLOCK * s->outputs));
   return depth * s->outputs + points + RESULTS * RESULTS * 2 * BLOCK * s->outputs + packed;

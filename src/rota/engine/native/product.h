@@ -8,6 +8,8 @@
 #define LANES ((int64_t)(VECTOR_BYTES / sizeof(R)))
 typedef R V __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(R)), may_alias));
 
+typedef __typeof__((V){0} < (V){0}) Mask; /* integers as wide as R, all bits 1 where true */
+
 static inline V load(const R *p) { return *(const V *)p; }
 static inline void store(R *p, V v) { *(V *)p = v; }
 
@@ -24,10 +26,19 @@ static inline void store_some(R *p, V v, int64_t n) {
   for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
 
+static inline V choose(Mask m, V a, V b) { return (V)((m & (Mask)a) | (~m & (Mask)b)); }
+
+/* A vector that is used twice is loaded once: a compiler may think that it costs nothing to load it again. */
+#ifdef __x86_64__
+#define HELD(v) __asm__("" : "+x"(v))
+#else
+#define HELD(v) (void)0
+#endif
+
 static inline R sum_lanes(V v) {
-  R s = 0;
-  for (int64_t i = 0; i < LANES; i++) s += v[i];
-  return s;
+  for (int64_t half = LANES / 2; half; half /= 2)
+    for (int64_t i = 0; i < half; i++) v[i] += v[i + half];
+  return v[0];
 }
 
 #define INLINE static inline __attribute__((always_inline)) void
@@ -35,38 +46,35 @@ static inline R sum_lanes(V v) {
 #define DEPTH 256     /* of a block of A and B: two vectors of columns of B then lie in the first cache */
 #define HEIGHT 96     /* rows of a block of A, which then lies in the second cache */
 #define SHALLOW 32    /* where A and B are less deep than this, C is most of the memory, and is gone through line by line */
+#define LONG 512      /* of the rows of A and B in a product of rows: a few rows of A then lie in the first cache */
 #define AHEAD 16      /* rows of B that are asked for before their time: a large B has each of them on a page of its own */
 
-/* C[m rows, up to two vectors of columns] = keep * C + sign * A B. */
-INLINE tile(int m, int two, int64_t some, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k,
+/* left, right += A times the one or two vectors of B's columns, of which the last has `some` numbers (LANES if `full`). */
+INLINE add_products(int m, int two, int full, int64_t some, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, V *left,
+                    V *right) {
+  for (int64_t j = 0; j < k; j++) {
+    const R *row = b + j * b_k;
+    V p = two || full ? load(row) : load_some(row, some), q = !two ? p : full ? load(row + LANES) : load_some(row + LANES, some);
+    __builtin_prefetch(row + AHEAD * b_k);
+#pragma GCC unroll 6
+    for (int i = 0; i < m; i++) {
+      R x = a[i * a_m + j * a_k];
+      left[i] += x * p;
+      if (two) right[i] += x * q;
+    }
+  }
+}
+
+/* C[m rows, up to two vectors of columns] = keep * C + sign * A B, where A's columns lie in `lines` pieces of k, `a_line` apart. */
+INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k,
             R *c, int64_t c_m, int keep, R sign) {
   V left[ROWS], right[ROWS];
 #pragma GCC unroll 6
   for (int i = 0; i < m; i++) left[i] = right[i] = (V){0};
-  if (some >= LANES) {
-    for (int64_t j = 0; j < k; j++) {
-      const R *row = b + j * b_k;
-      V p = load(row), q = two ? load(row + LANES) : p;
-      __builtin_prefetch(row + AHEAD * b_k);
-#pragma GCC unroll 6
-      for (int i = 0; i < m; i++) {
-        R x = a[i * a_m + j * a_k];
-        left[i] += x * p;
-        if (two) right[i] += x * q;
-      }
-    }
-  } else {
-    for (int64_t j = 0; j < k; j++) {
-      const R *row = b + j * b_k;
-      V p = two ? load(row) : load_some(row, some), q = two ? load_some(row + LANES, some) : p;
-#pragma GCC unroll 6
-      for (int i = 0; i < m; i++) {
-        R x = a[i * a_m + j * a_k];
-        left[i] += x * p;
-        if (two) right[i] += x * q;
-      }
-    }
-  }
+  if (some >= LANES)
+    for (int64_t l = 0; l < lines; l++) add_products(m, two, 1, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
+  else
+    for (int64_t l = 0; l < lines; l++) add_products(m, two, 0, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
 #pragma GCC unroll 6
   for (int i = 0; i < m; i++) {
     R *out = c + i * c_m;
@@ -83,10 +91,10 @@ INLINE tile(int m, int two, int64_t some, int64_t k, const R *a, int64_t a_m, in
 }
 
 /* Rows m..end of C for one pair of column vectors. */
-static void strip(int64_t end, int64_t columns, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k,
-                  R *c, int64_t c_m, int keep, R sign) {
+static void strip(int64_t end, int64_t columns, int64_t lines, int64_t a_line, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b,
+                  int64_t b_k, R *c, int64_t c_m, int keep, R sign) {
   int64_t m = 0, some = columns > LANES ? columns - LANES : columns;
-#define CALL(n, two) tile(n, two, some, k, a + m * a_m, a_m, a_k, b, b_k, c + m * c_m, c_m, keep, sign)
+#define CALL(n, two) tile(n, two, some, lines, a_line, k, a + m * a_m, a_m, a_k, b, b_k, c + m * c_m, c_m, keep, sign)
 #define REST(two) \
   for (; m + ROWS <= end; m += ROWS) CALL(ROWS, two); \
   switch (end - m) { \
@@ -101,6 +109,14 @@ static void strip(int64_t end, int64_t columns, int64_t k, const R *a, int64_t a
 #undef REST
 }
 
+/* ROWS rows of C for all whole pairs of column vectors, `b_pair` apart in B; returns how many columns they have. */
+static int64_t band(int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, int64_t b_pair, R *c, int64_t c_m, int keep,
+                    R sign) {
+  int64_t j = 0;
+  for (; j + 2 * LANES <= n; j += 2 * LANES, b += b_pair) tile(ROWS, 1, LANES, 1, 0, k, a, a_m, a_k, b, b_k, c + j, c_m, keep, sign);
+  return j;
+}
+
 /* C[m, n] = keep * C + sign * A B^T where the rows of A and of B are contiguous and A has few rows: a dot product an element. */
 INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, R *c, int64_t c_m, int two, int keep, R sign) {
   V first[5], second[5];
@@ -109,13 +125,17 @@ INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, 
   int64_t j = 0;
   for (; j + LANES <= k; j += LANES) {
     V p = load(b + j), q = two ? load(b + b_n + j) : p;
+    __builtin_prefetch(b + 2 * b_n + j);
+    if (two) __builtin_prefetch(b + 3 * b_n + j);
 #pragma GCC unroll 5
     for (int i = 0; i < m; i++) {
       V x = load(a + i * a_m + j);
+      HELD(x);
       first[i] += x * p;
       if (two) second[i] += x * q;
     }
   }
+#pragma GCC unroll 5
   for (int i = 0; i < m; i++) {
     R s = sum_lanes(first[i]), t = two ? sum_lanes(second[i]) : 0;
     for (int64_t l = j; l < k; l++) {
@@ -130,20 +150,23 @@ INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, 
 
 static void product_of_rows(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n,
                             R *c, int64_t c_m, int keep, R sign) {
-  for (int64_t j = 0; j < n; j += 2) {
-    int two = j + 1 < n;
-    int64_t i = 0;
+  for (int64_t from = 0; from < k; from += LONG, a += LONG, b += LONG, keep = 1) {
+    int64_t some = k - from < LONG ? k - from : LONG;
+    for (int64_t j = 0; j < n; j += 2) {
+      int two = j + 1 < n;
+      int64_t i = 0;
 #define CALL(rows) \
-  if (two) dots(rows, k, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 1, keep, sign); \
-  else dots(rows, k, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 0, keep, sign)
-    for (; i + 5 <= m; i += 5) { CALL(5); }
-    switch (m - i) {
-      case 4: CALL(4); break;
-      case 3: CALL(3); break;
-      case 2: CALL(2); break;
-      case 1: CALL(1); break;
-    }
+  if (two) dots(rows, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 1, keep, sign); \
+  else dots(rows, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 0, keep, sign)
+      for (; i + 5 <= m; i += 5) { CALL(5); }
+      switch (m - i) {
+        case 4: CALL(4); break;
+        case 3: CALL(3); break;
+        case 2: CALL(2); break;
+        case 1: CALL(1); break;
+      }
 #undef CALL
+    }
   }
 }
 
@@ -171,14 +194,15 @@ static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, in
         for (int64_t l = 0; l < deep; l++)
           for (int64_t i = 0; i < wide; i++) space[j * deep + l * wide + i] = j + i < n ? right[l * b_k + (j + i) * b_n] : 0;
     }
-    int64_t step = k < SHALLOW ? ROWS : HEIGHT;
+    int64_t step = k < SHALLOW ? ROWS : HEIGHT, of_row = b_n != 1 ? wide : b_k, of_pair = b_n != 1 ? wide * deep : wide;
+    if (b_n != 1) right = space;
     for (int64_t top = 0; top < m; top += step) {
-      int64_t high = m - top < step ? m - top : step;
-      for (int64_t j = 0; j < n; j += wide) {
-        const R *panel = b_n != 1 ? space + j * deep : right + j;
-        strip(high, n - j < wide ? n - j : wide, deep, a + top * a_m + from * a_k, a_m, a_k, panel, b_n != 1 ? wide : b_k,
-              c + top * c_m + j, c_m, keep || from, sign);
-      }
+      int64_t high = m - top < step ? m - top : step, j = 0;
+      const R *left = a + top * a_m + from * a_k;
+      R *out = c + top * c_m;
+      if (k < SHALLOW && high == ROWS) j = band(n, deep, left, a_m, a_k, right, of_row, of_pair, out, c_m, keep || from, sign);
+      for (; j < n; j += wide)
+        strip(high, n - j < wide ? n - j : wide, 1, 0, deep, left, a_m, a_k, right + j / wide * of_pair, of_row, out + j, c_m, keep || from, sign);
     }
   }
 }

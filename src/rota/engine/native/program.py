@@ -45,10 +45,15 @@ class Instruction(ctypes.Structure):
 
 @dataclass(eq=False)
 class Block:
-    """A piece of the arena."""
+    """A piece of the arena. Where a result takes the place of an operand, `merged` is the operand's piece."""
 
     size: int
     offset: int = 0
+    merged: Block | None = None
+
+    @property
+    def own(self) -> Block:
+        return self if self.merged is None else self.merged.own
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +164,22 @@ class Writer:
             return self.new(shape, place.like.stride())
         return self.new(shape)
 
-    def finish(self) -> Program:
-        """Places in the arena: each piece at the first gap that is large enough when it is first used, until it was last used."""
+    def _lives(self) -> dict[Block, list[int]]:
+        """When each piece of the arena is first and last used."""
         lives: dict[Block, list[int]] = {}
         for now, (_, operands) in enumerate(self.code):
             for place in operands:
                 if place is not None and place.block is not None:
-                    lives.setdefault(place.block, [now, now])[1] = now
+                    lives.setdefault(place.block.own, [now, now])[1] = now
+        return lives
+
+    def finish(self) -> Program:
+        """Places in the arena: each piece at the first gap that is large enough when it is first used, until it was last used."""
+        lives = self._lives()
+        for now, (instruction, operands) in enumerate(self.code):
+            if instruction.code < PRODUCT:
+                _work_in_place(now, operands, lives)
+        lives = self._lives()
         begin: dict[int, list[Block]] = {}
         for block, (first, _) in lives.items():
             begin.setdefault(first, []).append(block)
@@ -181,15 +195,32 @@ class Writer:
         for instruction, operands in self.code:
             for slot, place in zip(instruction.at, operands, strict=False):
                 if place is not None:
-                    slot.space, slot.offset = place.space, place.start + (place.block.offset if place.block else 0)
+                    slot.space, slot.offset = place.space, place.start + (place.block.own.offset if place.block else 0)
             if len(operands) > OPERANDS:  # the scratch space, where there is no operand left for it
                 scratch = operands[OPERANDS]
                 assert scratch is not None
                 assert scratch.block is not None
-                instruction.extra[13] = scratch.block.offset
+                instruction.extra[13] = scratch.block.own.offset
         code = (Instruction * len(self.code))(*(instruction for instruction, _ in self.code))
         arena = max((block.offset + block.size for block in lives), default=0)
         return Program(code, arena, bytes(self.constants))
+
+
+def _work_in_place(now: int, operands: Sequence[Place | None], lives: dict[Block, list[int]]) -> None:
+    """Let an elementwise result take the place of an operand that is not used later: the memory is in the cache already."""
+    out, *inputs = (place for place in operands if place is not None)
+    if out.block is None or lives[out.block.own][0] != now:
+        return
+    for block in {place.block.own for place in inputs if place.block is not None}:
+        same = all(_layout(place) == _layout(out) for place in inputs if place.block is not None and place.block.own is block)
+        if same and block.size == out.block.size and lives[block][1] == now:
+            lives[block][1] = lives[out.block][1]
+            out.block.merged = block
+            return
+
+
+def _layout(place: Place) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return place.start, place.shape, place.like.stride()
 
 
 def _dense(like: Tensor) -> torch.memory_format:

@@ -81,46 +81,60 @@ enum { /* the codes above the elementwise ones; their order is that of translate
 #define AT(i) ((R *)(base[in->at[i].space] + in->at[i].offset))
 #define INTS(i) ((int64_t *)(base[in->at[i].space] + in->at[i].offset))
 
-static void pool(const Instruction *in, const R *x, R *y, int32_t *tap) {
-  const int64_t *e = in->extra; /* batch channels high wide out_high out_wide size2 stride2 pad2 */
-  for (int64_t b = 0; b < e[0]; b++)
-    for (int64_t i = 0; i < e[4]; i++)
-      for (int64_t j = 0; j < e[5]; j++, y += e[1], tap += e[1]) {
-        for (int64_t c = 0; c < e[1]; c++) { y[c] = -INFINITY; tap[c] = -1; }
-        for (int64_t u = 0; u < e[6]; u++)
-          for (int64_t v = 0; v < e[7]; v++) {
-            int64_t h = i * e[8] - e[10] + u, w = j * e[9] - e[11] + v;
-            if (h < 0 || h >= e[2] || w < 0 || w >= e[3]) continue;
-            const R *from = x + ((b * e[2] + h) * e[3] + w) * e[1];
-            int32_t t = (int32_t)(u * e[7] + v);
-            _Pragma("GCC ivdep") for (int64_t c = 0; c < e[1]; c++) {
-              int more = !(from[c] <= y[c]); /* also for NaN */
-              y[c] = more ? from[c] : y[c];
-              tap[c] = more ? t : tap[c];
+typedef struct {
+  int64_t batch, channels, high, wide, out_high, out_wide, size[2], stride[2], pad[2];
+} Pool;
+
+/* Where windows that begin at `from` have their taps inside an image of this length. */
+static void inside(int64_t from, int64_t length, int64_t size, int64_t *first, int64_t *end) {
+  *first = from < 0 ? -from : 0;
+  *end = length - from < size ? length - from : size;
+}
+
+/* The largest of each window, and the number of its tap. */
+static void pool(const Pool *p, const R *x, R *y, R *tap) {
+  int64_t top, bottom, left, right;
+  for (int64_t b = 0; b < p->batch; b++, x += p->high * p->wide * p->channels)
+    for (int64_t i = 0; i < p->out_high; i++)
+      for (int64_t j = 0; j < p->out_wide; j++, y += p->channels, tap += p->channels) {
+        int64_t h = i * p->stride[0] - p->pad[0], w = j * p->stride[1] - p->pad[1];
+        inside(h, p->high, p->size[0], &top, &bottom);
+        inside(w, p->wide, p->size[1], &left, &right);
+        for (int64_t c = 0; c < p->channels; c += LANES) {
+          V best = (V){0} - INFINITY, at = {0};
+          for (int64_t u = top; u < bottom; u++)
+            for (int64_t v = left; v < right; v++) {
+              V from = load_some(x + ((h + u) * p->wide + w + v) * p->channels + c, p->channels - c);
+              Mask more = ~(from <= best); /* also for NaN */
+              best = choose(more, from, best);
+              at = choose(more, (V){0} + (R)(u * p->size[1] + v), at);
             }
+          store_some(y + c, best, p->channels - c);
+          store_some(tap + c, at, p->channels - c);
+        }
+      }
+}
+
+static void pool_backward(const Pool *p, const R *dy, const R *tap, R *dx) {
+  int64_t top, bottom, left, right;
+  memset(dx, 0, (size_t)(p->batch * p->channels * p->high * p->wide) * sizeof(R));
+  for (int64_t b = 0; b < p->batch; b++, dx += p->high * p->wide * p->channels)
+    for (int64_t i = 0; i < p->out_high; i++)
+      for (int64_t j = 0; j < p->out_wide; j++, dy += p->channels, tap += p->channels) {
+        int64_t h = i * p->stride[0] - p->pad[0], w = j * p->stride[1] - p->pad[1];
+        inside(h, p->high, p->size[0], &top, &bottom);
+        inside(w, p->wide, p->size[1], &left, &right);
+        for (int64_t u = top; u < bottom; u++)
+          for (int64_t v = left; v < right; v++) {
+            R *to = dx + ((h + u) * p->wide + w + v) * p->channels, t = (R)(u * p->size[1] + v);
+            _Pragma("GCC ivdep") for (int64_t c = 0; c < p->channels; c++) to[c] += tap[c] == t ? dy[c] : 0;
           }
       }
 }
 
-static void pool_backward(const Instruction *in, const R *dy, const int32_t *tap, R *dx) {
-  const int64_t *e = in->extra;
-  memset(dx, 0, (size_t)(e[0] * e[1] * e[2] * e[3]) * sizeof(R));
-  for (int64_t b = 0; b < e[0]; b++)
-    for (int64_t i = 0; i < e[4]; i++)
-      for (int64_t j = 0; j < e[5]; j++, dy += e[1], tap += e[1])
-        for (int64_t u = 0; u < e[6]; u++)
-          for (int64_t v = 0; v < e[7]; v++) {
-            int64_t h = i * e[8] - e[10] + u, w = j * e[9] - e[11] + v;
-            if (h < 0 || h >= e[2] || w < 0 || w >= e[3]) continue;
-            R *to = dx + ((b * e[2] + h) * e[3] + w) * e[1];
-            int32_t t = (int32_t)(u * e[7] + v);
-            _Pragma("GCC ivdep") for (int64_t c = 0; c < e[1]; c++) to[c] += tap[c] == t ? dy[c] : 0;
-          }
-}
-
 /* dx = dy W and W -= dy^T x, a piece of W at a time while it is in the cache: n as for a product of dy and W, and x's stride. */
 static void layer_backward(const int64_t *n, R *dx, const R *dy, R *w, const R *x, R *space) {
-  int64_t high = 64, wide = 512;
+  int64_t high = 96, wide = 256;
   for (int64_t k = 0; k < n[1]; k += wide)
     for (int64_t j = 0; j < n[2]; j += high) {
       int64_t columns = n[1] - k < wide ? n[1] - k : wide, rows = n[2] - j < high ? n[2] - j : high;
@@ -181,10 +195,10 @@ static void execute(const Instruction *in, char *const *base) {
       input_gradient((const Shape *)e, AT(1), AT(2), AT(0), AT(3));
       break;
     case CODE_POOL:
-      pool(in, AT(1), AT(0), (int32_t *)AT(2));
+      pool((const Pool *)e, AT(1), AT(0), AT(2));
       break;
     case CODE_POOL_BACKWARD:
-      pool_backward(in, AT(1), (const int32_t *)AT(2), AT(0));
+      pool_backward((const Pool *)e, AT(1), AT(2), AT(0));
       break;
     case CODE_EMBEDDING: /* n[0] words, rows of n[1] */
       for (int64_t i = 0; i < n[0]; i++) memcpy(AT(0) + i * n[1], AT(1) + INTS(2)[i] * n[1], (size_t)n[1] * sizeof(R));

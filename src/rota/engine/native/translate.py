@@ -339,7 +339,7 @@ def _pool(
     shape = _pool_shape(x, size, stride, padding, dilation, ceil)
     x = w.channels_last(x)
     out = _images(w, shape[0], shape[1], shape[4], shape[5])
-    taps = w.new([out.like.numel()], whole=True)
+    taps = w.new([out.like.numel()])
     w.emit(POOL, [out, x, taps], extra=shape)
     return [out, taps]
 
