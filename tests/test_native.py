@@ -75,6 +75,8 @@ NETWORKS = {
     "5x5": ((8, 9, 7), lambda: nn.Sequential(conv(8, 8, 5, 1, 2), nn.Tanh(), conv(8, 17, 5, 1, 1), nn.Flatten(), nn.Linear(17 * 35, 3))),
     "7x7": ((3, 9, 9), lambda: nn.Sequential(conv(3, 5, 7, 1, 3), nn.ReLU(), conv(5, 4, 1), nn.Flatten(), nn.Linear(4 * 81, 3))),
     "stride": ((3, 11, 10), lambda: nn.Sequential(conv(3, 8, 3, 2, 1), nn.ReLU(), conv(8, 8, 3, 2), nn.Flatten(), nn.Linear(8 * 4, 3))),
+    "columns": ((13, 8, 9), lambda: nn.Sequential(conv(13, 9, 3, 2, 1), nn.ReLU(), conv(9, 8, 4, 1, 2), nn.Flatten(), nn.Linear(8 * 30, 3))),
+    "long": ((1100,), lambda: nn.Sequential(nn.Linear(1100, 21), nn.ReLU(), nn.Linear(21, 3))),
     "pool": ((4, 9, 9), lambda: nn.Sequential(nn.MaxPool2d(3, 2, 1), conv(4, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))),
     "batchnorm": ((4, 6, 6), lambda: nn.Sequential(conv(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))),
     "letters": ((4,), Letters),
