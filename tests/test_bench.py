@@ -256,12 +256,13 @@ def test_the_floors_are_positive(tmp_path: Path) -> None:
 
 
 def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"CLIENTS": (5, 20), "COHORTS": (1, 3), "COHORT": 2, "AMONG": 20}.items():
+    for name, value in {"CLIENTS": (5, 20), "COHORTS": (1, 3), "COHORT": 2, "AMONG": 20, "FLEET": (6, 4)}.items():
         monkeypatch.setattr(growth, name, value)
     status, out, err = call("growth", "--json", "--rounds", 2, "--device", "cpu")
     rows = json.loads(out)
     assert status == 0, err
-    assert [(row["clients"], row["cohort"]) for row in rows] == [(5, 2), (20, 2), (20, 3), (20, 1), (20, 3)]
+    assert [(row["clients"], row["cohort"]) for row in rows] == [(5, 2), (20, 2), (20, 3), (20, 1), (20, 3), (6, 4)]
+    assert [row["model"] for row in rows] == ["logistic"] * 5 + ["cnn"]
     for row in rows:
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]

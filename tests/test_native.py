@@ -75,7 +75,7 @@ NETWORKS = {
     "5x5": ((8, 9, 7), lambda: nn.Sequential(conv(8, 8, 5, 1, 2), nn.Tanh(), conv(8, 17, 5, 1, 1), nn.Flatten(), nn.Linear(17 * 35, 3))),
     "7x7": ((3, 9, 9), lambda: nn.Sequential(conv(3, 5, 7, 1, 3), nn.ReLU(), conv(5, 4, 1), nn.Flatten(), nn.Linear(4 * 81, 3))),
     "stride": ((3, 11, 10), lambda: nn.Sequential(conv(3, 8, 3, 2, 1), nn.ReLU(), conv(8, 8, 3, 2), nn.Flatten(), nn.Linear(8 * 4, 3))),
-    "columns": ((13, 8, 9), lambda: nn.Sequential(conv(13, 9, 3, 2, 1), nn.ReLU(), conv(9, 8, 4, 1, 2), nn.Flatten(), nn.Linear(8 * 30, 3))),
+    "columns": ((13, 8, 9), lambda: nn.Sequential(conv(13, 9, 3, 2, 1), nn.ReLU(), conv(9, 8, 4, 1, 2), nn.Flatten(), nn.Linear(240, 3))),
     "long": ((1100,), lambda: nn.Sequential(nn.Linear(1100, 21), nn.ReLU(), nn.Linear(21, 3))),
     "pool": ((4, 9, 9), lambda: nn.Sequential(nn.MaxPool2d(3, 2, 1), conv(4, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))),
     "batchnorm": ((4, 6, 6), lambda: nn.Sequential(conv(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))),
@@ -119,6 +119,21 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         n = len(order)
         chunk = next(iter(fast.train(start, Plan(np.array(order), np.zeros(n, int), np.ones(n), np.ones(n)), 4)))
         assert torch.equal(chunk.update[chunk.rows.tolist().index(order.index(1))], alone)
+
+
+@needs_compiler
+def test_results_take_the_place_only_of_results_that_nobody_holds() -> None:
+    library = engines(Task(lambda: nn.Linear(5, 3).double(), images((5,)), batch=3))[0].families[0].native
+    assert library is not None
+    library.spare.clear()
+    held = library.room(4, 6)
+    address, part = held.data_ptr(), held[1]
+    assert library.room(2, 6).data_ptr() != address
+    del held
+    assert library.room(2, 6).data_ptr() != address, "a part of it is held"
+    del part
+    assert library.room(4, 6).data_ptr() == address
+    assert library.room(5, 6).shape == (5, 6)
 
 
 @needs_compiler

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rota import data, loop, models
-from rota.data.federation import Array, Federation
+from rota.bench.works import images
+from rota.data.federation import Array, Federation, Part
 from rota.engine import make
 from rota.estimate import FedAvg
 from rota.loop import Experiment
@@ -20,6 +21,7 @@ from rota.sampling import KVib, Sampler
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
 COHORTS = (1, 10, 100, 1_000)
 COHORT, AMONG = 10, 10_000  # the cohort while the clients grow, and the clients while the cohort grows
+FLEET = (100_000, 1_000)  # clients and cohort of McMahan's CNN
 EXAMPLES = 5  # of each client
 
 
@@ -47,7 +49,7 @@ class Timed:
 
 
 def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row for every number of clients, then one for every cohort."""
+    """Logistic regression: a row for every number of clients, then one for every cohort; and a large round of a large network."""
     rows = []
     pairs = [(n, COHORT) for n in CLIENTS] + [(CLIENTS[-1], COHORTS[-1])] + [(AMONG, cohort) for cohort in COHORTS]
     held: Federation | None = None
@@ -56,12 +58,23 @@ def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[s
             say(f"growth: making {clients:,} clients")
             held = data.synthetic(clients=clients, examples=EXAMPLES)
         say(f"growth: {clients:,} clients, {cohort:,} a round")
-        rows.append(_measure(held, cohort, device, rounds))
-    return rows
+        rows.append(_measure("logistic", held, cohort, device, rounds))
+    clients, cohort = FLEET
+    say(f"growth: {clients:,} clients, {cohort:,} CNNs a round")
+    return [*rows, _measure("cnn", _digits(clients), cohort, device, rounds)]
 
 
-def _measure(federation: Federation, cohort: int, device: str, rounds: int) -> dict[str, Any]:
-    task = Task(models.logistic, federation, lr=0.05, batch=EXAMPLES)
+def _digits(clients: int) -> Federation:
+    """Made-up images for so many clients."""
+    total, tests = clients * EXAMPLES, 1000
+    made = images(total + tests, (1, 28, 28), strength=3.5)
+    x, y = made.x, made.y
+    parts = Part(x[:total], y[:total], np.arange(clients + 1) * EXAMPLES), Part(x[total:], y[total:], np.array([0, tests]))
+    return Federation("made-up mnist", *parts, 10)
+
+
+def _measure(model: str, federation: Federation, cohort: int, device: str, rounds: int) -> dict[str, Any]:
+    task = Task(models.MODELS[model], federation, lr=0.05, batch=EXAMPLES)
     timed = Timed(KVib(budget=cohort))  # a sampler that learns has the most to do
     experiment = Experiment([task], timed, FedAvg(), rounds=rounds + 3, evaluate=rounds + 3)
     machine = make("batched", [task], experiment.devices, 0, device)
@@ -80,6 +93,7 @@ def _measure(federation: Federation, cohort: int, device: str, rounds: int) -> d
         "seconds_per_round": whole,
         "accuracy": score.accuracy,
         "loss": score.loss,
+        "model": model,
         "clients": federation.clients,
         "cohort": cohort,
         "sampler": "kvib",

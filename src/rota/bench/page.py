@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rota.bench import short
+
 TITLE = """# Results
 
 Written by `python -m rota.bench.page benchmarks/results` from the files here, which `rota bench WORK --out FILE` wrote
 ([how to read them](../README.md)).
 A ratio is a system's time over rota-batched's in the same run. Where a system was tried in several ways (precisions, threads), each is a
-line of its own with the accuracy that its model had in the end; the fastest counts, and is first.
+line of its own with the accuracy that its model had in the end; the fastest counts, and is first. Shares of the floor over 100 % come from
+convolutions that need fewer products than their definition.
 """
 
 
@@ -54,15 +57,16 @@ def _work(found: dict[str, Any]) -> list[str]:
             ratio = f"{seconds / ours:.2f}" if ours else "–"
             accuracy = "diverged" if way["accuracy"] is None else f"{way['accuracy']:.2%}"
             name = row["system"] if best else ""
-            lines.append(f"| {name} | {how} | {seconds * 1e3:.4g} | {ratio} | {step:.4g} | {floor} | {accuracy} |")
+            lines.append(f"| {name} | {how} | {short(seconds * 1e3)} | {ratio} | {short(step)} | {floor} | {accuracy} |")
     return [*lines, "", f"Data: {found['results'][0]['data']}."]
 
 
 def _growth(found: dict[str, Any]) -> list[str]:
-    lines = ["| clients | cohort | ms a round | of it the server's | sampler |", "|---:|---:|---:|---:|---|"]
+    lines = ["| model | clients | cohort | ms a round | of it the server's | sampler |", "|---|---:|---:|---:|---:|---|"]
     for row in found["results"]:
         server = f"{row['server_seconds_per_round'] * 1e3:.3g}"
-        lines.append(f"| {row['clients']:,} | {row['cohort']:,} | {row['seconds_per_round'] * 1e3:.4g} | {server} | {row['sampler']} |")
+        numbers = f"{row['clients']:,} | {row['cohort']:,} | {short(row['seconds_per_round'] * 1e3)} | {server}"
+        lines.append(f"| {row['model']} | {numbers} | {row['sampler']} |")
     return lines
 
 

@@ -8,6 +8,7 @@ fewer multiplications than their definition (convolution.h). A client's numbers 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Native:
         self.steps = steps
         self.lib = library(steps.dtype)
         self.works: dict[tuple[int, bool], Work] = {}
+        self.spare: list[Array] = []
         self.x, self.y = (part.contiguous() for part in (steps.x, steps.y))
         for part in (self.x, self.y):
             if part.dtype not in (steps.dtype, torch.int64):
@@ -80,6 +82,16 @@ class Native:
         work.keep = program.list, constants  # what the pointers lead to
         return work
 
+    def room(self, rows: int, columns: int) -> Tensor:
+        """Memory for results: that of earlier ones which nobody holds any more, since fresh memory costs as much time as a local step."""
+        size = rows * columns
+        base = self.spare.pop() if self.spare else np.empty(0)
+        if len(base) < size:
+            base = torch.empty(size, dtype=self.steps.dtype).numpy()
+        part = base[:size]
+        weakref.finalize(part, self.spare.append, base).atexit = False  # the tensor holds `part`
+        return torch.from_numpy(part).view(rows, columns)
+
     def start(
         self, threads: Executor, workers: int, width: int, plain: bool, rows: Array, starts: Tensor, buffers: Tensor, shift: Tensor | None
     ) -> Callable[[], Result]:
@@ -89,7 +101,7 @@ class Native:
         `plain` takes steps of plain SGD, whatever the task says.
         """
         number, layout = len(rows), self.steps
-        update = torch.empty(number, layout.params.numel, dtype=layout.dtype)
+        update = self.room(number, layout.params.numel)
         after = torch.empty(number, layout.buffers.numel, dtype=layout.dtype)
         rows["start_buffers"] = _addresses(buffers, rows["start"])
         rows["start"] = _addresses(starts, rows["start"])

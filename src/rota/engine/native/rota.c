@@ -91,27 +91,34 @@ static void inside(int64_t from, int64_t length, int64_t size, int64_t *first, i
   *end = length - from < size ? length - from : size;
 }
 
-/* The largest of each window, and the number of its tap. */
+/* The largest of one window's taps, and its number. */
+INLINE largest(int64_t high, int64_t wide, const R *x, int64_t line, int64_t channels, int64_t first, int64_t first_of_line, R *y, R *tap) {
+  for (int64_t c = 0; c < channels; c += LANES) {
+    V best = (V){0} - INFINITY, at = {0};
+    for (int64_t u = 0; u < high; u++)
+      for (int64_t v = 0; v < wide; v++) {
+        V from = load_some(x + u * line + v * channels + c, channels - c);
+        Mask more = ~(from <= best); /* also for NaN */
+        best = choose(more, from, best);
+        at = choose(more, (V){0} + (R)(first + u * first_of_line + v), at);
+      }
+    store_some(y + c, best, channels - c);
+    store_some(tap + c, at, channels - c);
+  }
+}
+
 static void pool(const Pool *p, const R *x, R *y, R *tap) {
-  int64_t top, bottom, left, right;
-  for (int64_t b = 0; b < p->batch; b++, x += p->high * p->wide * p->channels)
+  int64_t top, bottom, left, right, line = p->wide * p->channels;
+  for (int64_t b = 0; b < p->batch; b++, x += p->high * line)
     for (int64_t i = 0; i < p->out_high; i++)
       for (int64_t j = 0; j < p->out_wide; j++, y += p->channels, tap += p->channels) {
         int64_t h = i * p->stride[0] - p->pad[0], w = j * p->stride[1] - p->pad[1];
         inside(h, p->high, p->size[0], &top, &bottom);
         inside(w, p->wide, p->size[1], &left, &right);
-        for (int64_t c = 0; c < p->channels; c += LANES) {
-          V best = (V){0} - INFINITY, at = {0};
-          for (int64_t u = top; u < bottom; u++)
-            for (int64_t v = left; v < right; v++) {
-              V from = load_some(x + ((h + u) * p->wide + w + v) * p->channels + c, p->channels - c);
-              Mask more = ~(from <= best); /* also for NaN */
-              best = choose(more, from, best);
-              at = choose(more, (V){0} + (R)(u * p->size[1] + v), at);
-            }
-          store_some(y + c, best, p->channels - c);
-          store_some(tap + c, at, p->channels - c);
-        }
+        const R *from = x + (h + top) * line + (w + left) * p->channels;
+        int64_t high = bottom - top, wide = right - left, first = top * p->size[1] + left;
+        if (high == 2 && wide == 2) largest(2, 2, from, line, p->channels, first, p->size[1], y, tap);
+        else largest(high, wide, from, line, p->channels, first, p->size[1], y, tap);
       }
 }
 
