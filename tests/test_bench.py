@@ -23,7 +23,7 @@ import torch
 from rota import bench, cli
 from rota.bench import environment, floors, growth, systems, works
 from rota.bench.environment import Skip
-from rota.bench.page import page
+from rota.bench.page import BEGIN, END, page, summary
 from rota.bench.peers import work as shared
 from rota.bench.systems import OWN, PEERS, System, Way
 from rota.bench.works import WORKS, Work
@@ -368,6 +368,14 @@ def test_the_page_of_kept_results_has_every_way_of_every_system(monkeypatch: pyt
     assert [line.split(" | ")[:4] for line in lines[1:3]] == [["| rota-sequential", "fast", "1000", "1.00"], ["| ", "slow", "2000", "2.00"]]
     assert len(lines) == 1 + 2 * 2
     assert all("50.00%" in line for line in lines[1:])
+
+
+def test_the_pages_show_the_kept_results() -> None:
+    root = Path(__file__).parents[1]
+    kept = root / "benchmarks" / "results"
+    assert (kept / "README.md").read_text() == page(kept)
+    assert BEGIN + summary(kept) + END in (root / "README.md").read_text()
+    assert summary(kept).count("\n") > 2
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

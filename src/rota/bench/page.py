@@ -1,4 +1,7 @@
-"""`python -m rota.bench.page FOLDER`: the results that are kept in a folder, as a page of tables (FOLDER/README.md)."""
+"""`python -m rota.bench.page FOLDER [FILE]`: the results that are kept in a folder, as a page of tables (FOLDER/README.md).
+
+FILE is a page with a place for the summary of them: what lies between its two marks is written anew.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,39 @@ from rota.bench import short
 
 TITLE = """# Results
 
-Written by `python -m rota.bench.page benchmarks/results` from the files here, which `rota bench WORK --out FILE` wrote
+Written by `python -m rota.bench.page benchmarks/results README.md` from the files here, which `rota bench WORK --out FILE` wrote
 ([how to read them](../README.md)).
 A ratio is a system's time over rota-batched's in the same run. Where a system was tried in several ways (precisions, threads), each is a
 line of its own with the accuracy that its model had in the end; the fastest counts, and is first. Shares of the floor over 100 % come from
 convolutions that need fewer products than their definition.
 """
+
+BEGIN, END = "<!-- speed: python -m rota.bench.page benchmarks/results README.md -->\n", "<!-- end of speed -->\n"
+PEERS = {"pfl": "pfl", "flower": "Flower", "fedjax": "FedJAX", "jax-scan": "a JAX scan", "torch-loop": "a torch loop"}
+
+
+def summary(folder: Path) -> str:
+    """The peers' times over rota's as a table: a line for every work that was compared, on a GPU for every precision."""
+    lines = [f"| work | machine | ms a round | {' | '.join(PEERS.values())} |", f"|---|---|---:|{'---:|' * len(PEERS)}"]
+    for path in sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text())
+        rows = {row["system"]: row for row in found["results"] if "seconds_per_round" in row}
+        if not rows.keys() & PEERS.keys():
+            continue
+        gpu = rows["rota-batched"]["device"] == "cuda"
+        for how, way in rows["rota-batched"]["ways"].items():
+            seconds = way["seconds_per_round"]
+            ratios = [f"{rows[name]['seconds_per_round'] / seconds:.1f} ×" if name in rows else "" for name in PEERS]
+            work = f"{found['work']}, {how.rsplit(', ')[-1]}" if gpu else found["work"]
+            lines.append(f"| {work} | {_where(found)} | {short(seconds * 1e3)} | {' | '.join(ratios)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _where(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    if any(row["device"] == "cuda" for row in found["results"]):
+        return str(machine["gpu"])
+    return f"{machine['cores']} cores of {machine['processor']}"
 
 
 def page(folder: Path) -> str:
@@ -24,13 +54,8 @@ def page(folder: Path) -> str:
     parts = [TITLE]
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
-        machine, versions = found["machine"], found["versions"]
-        where = (
-            machine["gpu"]
-            if any(row["device"] == "cuda" for row in found["results"])
-            else f"{machine['cores']} cores of {machine['processor']}"
-        )
-        parts.append(f"## {found['work']}, {where}\n")
+        versions = found["versions"]
+        parts.append(f"## {found['work']}, {_where(found)}\n")
         parts.append("\n".join(_growth(found) if found["work"] == "growth" else _work(found)))
         unfinished = "" if found.get("finished", True) else " The run was stopped before its end."
         parts.append(
@@ -73,6 +98,9 @@ def _growth(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "benchmarks/results")
     (folder / "README.md").write_text(page(folder))
+    for name in sys.argv[2:]:
+        before, _, rest = Path(name).read_text().partition(BEGIN)
+        Path(name).write_text(before + BEGIN + summary(folder) + END + rest.partition(END)[2])
 
 
 if __name__ == "__main__":
