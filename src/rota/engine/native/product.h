@@ -7,7 +7,6 @@
 #endif
 #define LANES ((int64_t)(VECTOR_BYTES / sizeof(R)))
 typedef R V __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(R)), may_alias));
-
 typedef __typeof__((V){0} < (V){0}) Mask; /* integers as wide as R, all bits 1 where true */
 
 static inline V load(const R *p) { return *(const V *)p; }
@@ -26,10 +25,11 @@ static inline void store_some(R *p, V v, int64_t n) {
   for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
 
+/* a where m, else b. */
 static inline V choose(Mask m, V a, V b) { return (V)((m & (Mask)a) | (~m & (Mask)b)); }
 
 /* A vector that is used twice is loaded once: a compiler may think that it costs nothing to load it again. */
-#ifdef __x86_64__
+#ifdef __AVX__
 #define HELD(v) __asm__("" : "+x"(v))
 #else
 #define HELD(v) (void)0

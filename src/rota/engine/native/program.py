@@ -211,7 +211,7 @@ def _work_in_place(now: int, operands: Sequence[Place | None], lives: dict[Block
     out, *inputs = (place for place in operands if place is not None)
     if out.block is None or lives[out.block.own][0] != now:
         return
-    for block in {place.block.own for place in inputs if place.block is not None}:
+    for block in dict.fromkeys(place.block.own for place in inputs if place.block is not None):
         same = all(_layout(place) == _layout(out) for place in inputs if place.block is not None and place.block.own is block)
         if same and block.size == out.block.size and lives[block][1] == now:
             lives[block][1] = lives[out.block][1]
