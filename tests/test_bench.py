@@ -23,7 +23,7 @@ import torch
 from rota import bench, cli
 from rota.bench import environment, floors, growth, systems, works
 from rota.bench.environment import Skip
-from rota.bench.page import BEGIN, END, page, summary
+from rota.bench.page import BEGIN, END, NAMES, page, summary
 from rota.bench.peers import work as shared
 from rota.bench.systems import OWN, PEERS, System, Way
 from rota.bench.works import WORKS, Work
@@ -376,6 +376,7 @@ def test_the_pages_show_the_kept_results() -> None:
     assert (kept / "README.md").read_text() == page(kept)
     assert BEGIN + summary(kept) + END in (root / "README.md").read_text()
     assert summary(kept).count("\n") > 2
+    assert NAMES.keys() == PEERS.keys()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

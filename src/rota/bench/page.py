@@ -22,21 +22,21 @@ convolutions that need fewer products than their definition.
 """
 
 BEGIN, END = "<!-- speed: python -m rota.bench.page benchmarks/results README.md -->\n", "<!-- end of speed -->\n"
-PEERS = {"pfl": "pfl", "flower": "Flower", "fedjax": "FedJAX", "jax-scan": "a JAX scan", "torch-loop": "a torch loop"}
+NAMES = {"pfl": "pfl", "flower": "Flower", "fedjax": "FedJAX", "jax-scan": "a JAX scan", "torch-loop": "a torch loop"}
 
 
 def summary(folder: Path) -> str:
     """The peers' times over rota's as a table: a line for every work that was compared, on a GPU for every precision."""
-    lines = [f"| work | machine | ms a round | {' | '.join(PEERS.values())} |", f"|---|---|---:|{'---:|' * len(PEERS)}"]
+    lines = [f"| work | machine | ms a round | {' | '.join(NAMES.values())} |", f"|---|---|---:|{'---:|' * len(NAMES)}"]
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
         rows = {row["system"]: row for row in found["results"] if "seconds_per_round" in row}
-        if not rows.keys() & PEERS.keys():
+        if not rows.keys() & NAMES.keys():
             continue
         gpu = rows["rota-batched"]["device"] == "cuda"
         for how, way in rows["rota-batched"]["ways"].items():
             seconds = way["seconds_per_round"]
-            ratios = [f"{rows[name]['seconds_per_round'] / seconds:.1f} ×" if name in rows else "" for name in PEERS]
+            ratios = [f"{rows[name]['seconds_per_round'] / seconds:.1f} ×" if name in rows else "" for name in NAMES]
             work = f"{found['work']}, {how.rsplit(', ')[-1]}" if gpu else found["work"]
             lines.append(f"| {work} | {_where(found)} | {short(seconds * 1e3)} | {' | '.join(ratios)} |")
     return "\n".join(lines) + "\n"

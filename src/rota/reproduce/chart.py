@@ -84,7 +84,10 @@ def ticks(values: list[float]) -> list[float]:
     rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
-    return [i * step for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
+    first, last = math.floor(low / step), math.ceil(high / step)
+    first -= first * step > low + 1e-9 * abs(low)  # where low / step is too small for a number, and so 0
+    last += last * step < high - 1e-9 * abs(high)
+    return [i * step for i in range(first, last + 1)]
 
 
 def _stroke(path: str, colour: str, dashed: bool = False, width: float = 1) -> str:

@@ -141,7 +141,7 @@ class Writer:
         if out.whole or any(place.whole for place in inputs):
             raise Unsupported(f"{name} of integers")
         likes = [out.like, *(place.like.expand(out.shape) for place in inputs)]
-        shape, strides = _merged(out.shape, [like.stride() for like in likes])
+        shape, strides = merged(out.shape, [like.stride() for like in likes])
         missing = OPERANDS - 1 - len(inputs)
         operands = [out, *inputs, *[inputs[0]] * missing]
         self.emit(EACH[name], operands, shape, [*strides, *[[0] * len(shape)] * missing])
@@ -227,7 +227,7 @@ def _dense(like: Tensor) -> torch.memory_format:
     return torch.channels_last if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
 
 
-def _merged(shape: Sequence[int], strides: list[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:
+def merged(shape: Sequence[int], strides: list[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:
     """The axes in the order of the first tensor's memory, neighbours merged where all tensors allow it."""
     axes = sorted((i for i in range(len(shape)) if shape[i] != 1), key=lambda i: -strides[0][i])
     sizes: list[int] = []

@@ -42,7 +42,7 @@ from rota.engine.native.program import (
     Program,
     Unsupported,
     Writer,
-    _merged,
+    merged,
 )
 
 aten = torch.ops.aten
@@ -217,7 +217,7 @@ def _summed(w: Writer, a: Place, dims: Sequence[int], keep: bool) -> Place:
     kept = w.new([1 if d in gone else n for d, n in enumerate(a.shape)])
     w.emit(FILL, [kept, w.constant(0.0)], [kept.like.numel()])
     moves = tuple(0 if d in gone else s for d, s in enumerate(kept.like.stride()))
-    shape, (of_input, of_sum) = _merged(a.shape, [a.like.stride(), moves])
+    shape, (of_input, of_sum) = merged(a.shape, [a.like.stride(), moves])
     w.emit(SUM, [kept, a], shape, [of_sum, of_input])
     return kept if keep else kept.seen(kept.like.view([n for d, n in enumerate(a.shape) if d not in gone]))
 
