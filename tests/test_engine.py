@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from torch import nn
 import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
-from rota.engine import ENGINES, Batched, Devices, Engine, local, make
+from rota.engine import ENGINES, Batched, Devices, Engine, batched, local, make
 from rota.engine.clock import step_flops
 from rota.engine.schedule import Schedule, grid
+from rota.engine.stack import Steps
 from rota.models import MODELS
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
@@ -416,6 +418,56 @@ def test_models_that_differ_in_lr_share_stacks() -> None:
     one, two = (collect(engine, plain.initial(), plan) for engine in (plain, fast))
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["0", "1"])
+def test_models_of_different_data_share_stacks_where_that_is_faster(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROTA_NATIVE", library)
+    monkeypatch.setattr(batched, "joins", lambda _: True)
+    one_data, other_data = federation(SIZES), federation([5, 40, 3, 8, 21])
+    tasks = [Task(linear, data, lr=lr, name=str(lr)) for lr, data in ((0.01, one_data), (0.1, other_data), (0.3, one_data))]
+    plain, fast = (make(engine, tasks, Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    assert isinstance(fast, Batched)
+    assert [family.models for family in fast.families] == [[0, 1, 2]]
+    plan = pairs([0, 0, 2, 3, 2, 1, 1], [0, 1, 1, 2, 2, 0, 1])
+    one, two = (collect(engine, plain.initial(), plan) for engine in (plain, fast))
+    for row in one:
+        torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(fast.losses(plain.initial(), plan, 1)[0], plain.losses(plain.initial(), plan, 1)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(network, (4,)), (rota.models.kvib_cnn, (1, 16, 16)), (rota.models.preact_resnet18, (3, 8, 8)), (rota.models.mmfl_lstm, (3,))],
+)
+def test_a_step_made_from_other_widths_is_the_traced_one(model: Any, shape: tuple[int, ...]) -> None:
+    """Node by node: after two widths have been traced, no other is."""
+    x = torch.zeros(7, *shape) if len(shape) > 1 or model is network else torch.zeros(7, *shape, dtype=torch.int64)
+    part = Part(x, torch.arange(7) % 3, np.array([0, 7]))
+    task = Task(model, Federation("some", part, part, 3), lr=0.1, batch=None)
+    made, traced = (Steps(task, task.build(), part.x, part.y) for _ in range(2))
+    for fused in (True, False):
+        for rows, width in ((2, 6), (1, 2), (2, 2), (2, 5), (1, 3), (4, 7)):
+            made.get(rows, width, fused)
+            traced.ends = [width, width]  # so that it is no other's
+            traced.get(rows, width, fused)
+            one, other = (steps.made[rows, width, fused].graph for steps in (made, traced))
+            assert str(one) == str(other)
+    assert {width for _, width in made.traced} == {6, 2}
+    assert {width for _, width in traced.traced} == {6, 2, 5, 3, 7}
+
+
+def test_a_step_whose_computation_depends_on_the_width_is_traced_anew() -> None:
+    class Odd(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * float(len(x))
+
+    part = Part(torch.zeros(7, 4), torch.arange(7) % 3, np.array([0, 7]))
+    task = Task(lambda shape, classes: Odd(shape[0], classes), Federation("some", part, part, 3), lr=0.1, batch=None)
+    steps = Steps(task, task.build(), part.x, part.y)
+    for width in (6, 2, 4):
+        steps.get(2, width, True)
+    assert {width for _, width in steps.traced} == {6, 2, 4}
 
 
 def test_padding_is_little_on_power_law_clients() -> None:

@@ -16,7 +16,7 @@ from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.plan import Task, shares
 from rota.reproduce import estimate, mmfl_page, run, write_page
-from rota.reproduce.mmfl_page import PAPER, TITLES, Found, relative, report
+from rota.reproduce.mmfl_page import PAPER, TITLES, Cells, relative, report
 
 table1 = importlib.import_module("rota.reproduce.mmfl_table1")  # the package has a function of that name
 
@@ -39,7 +39,8 @@ def test_the_cells() -> None:
     assert set(TITLES) == set(table1.METHODS)
     assert set(PAPER) == set(table1.SETTINGS)
     assert all(set(PAPER[setting]) <= set(TITLES) for setting in PAPER)
-    assert sum("runs of" in line for line in estimate("mmfl-table1")) == len(table1.cells()) == 30
+    assert len({part.cell for part in table1.parts()}) == 30
+    assert sum("-seed" in line for line in estimate("mmfl-table1")) == len(table1.parts()) == 150
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,13 @@ def test_the_cells() -> None:
     ],
 )
 def test_only(only: str, names: set[str]) -> None:
-    assert {cell.name for cell in table1.chosen(only, table1.cells())} == names
+    assert {part.name for part in table1.chosen(only, table1.parts())} == {f"{name}-seed{seed}" for name in names for seed in range(5)}
+
+
+def test_only_a_seed() -> None:
+    assert {part.name for part in table1.chosen("5-seed2", table1.parts())} == {f"5-{method}-seed2" for method in TITLES}
+    assert [part.name for part in table1.chosen("3-gvr-seed1", table1.parts())] == ["3-gvr-seed1"]
+    assert {part.seed for part in table1.chosen("seed3", table1.parts())} == {3}
 
 
 def test_only_something_else() -> None:
@@ -85,23 +92,21 @@ def test_held_out_examples_are_the_first() -> None:
 def test_every_method_runs_and_is_kept(tmp_path: Path) -> None:
     said: list[str] = []
     result = run("mmfl-table1", out=tmp_path, say=said.append, device="cpu")
-    names = {f"3-{method}" for method in TITLES}
+    names = {f"3-{method}-seed{seed}" for method in TITLES for seed in range(2)}
     assert {path.stem for path in (tmp_path / "mmfl-table1").iterdir()} == names
     for name in names:
-        cell = json.loads((tmp_path / "mmfl-table1" / f"{name}.json").read_text())
-        assert set(cell["runs"]) == {"0", "1"}
-        for each in cell["runs"].values():
-            assert 0.2 < each["accuracy"] <= 1
-            assert each["accuracy"] == pytest.approx(np.mean(list(each["models"].values())))
-            assert len(each["models"]) == 3
+        each = json.loads((tmp_path / "mmfl-table1" / f"{name}.json").read_text())
+        assert 0.2 < each["accuracy"] <= 1
+        assert each["accuracy"] == pytest.approx(np.mean(list(each["models"].values())))
+        assert len(each["models"]) == 3
     assert result.checks, "claims are checked"
     assert "| Full participation | 1.000 |" in result.text
     again: list[str] = []
     assert run("mmfl-table1", out=tmp_path, say=again.append, device="cpu").rows == result.rows
     assert again == [], "nothing is run twice"
-    (tmp_path / "mmfl-table1" / "3-kvib.json").unlink()
+    (tmp_path / "mmfl-table1" / "3-kvib-seed1.json").unlink()
     assert run("mmfl-table1", out=tmp_path, say=again.append, device="cpu").rows == result.rows
-    assert sum("3-kvib" in line for line in again) == 2
+    assert sum("3-kvib-seed1" in line for line in again) == 1
     page = write_page(result, tmp_path)
     assert "StaleVRE" in page.read_text()
 
@@ -111,8 +116,8 @@ def test_costs_tell_the_methods_apart(tmp_path: Path) -> None:
     run("mmfl-table1", out=tmp_path, only="full,random,gvr,lvr,fedvarp,scaffold,kvib", device="cpu")
 
     def cost(method: str, name: str) -> float:
-        cell = json.loads((tmp_path / "mmfl-table1" / f"3-{method}.json").read_text())
-        return float(np.mean([each[name] for each in cell["runs"].values()]))
+        runs = [json.loads((tmp_path / "mmfl-table1" / f"3-{method}-seed{seed}.json").read_text()) for seed in range(2)]
+        return float(np.mean([each[name] for each in runs]))
 
     assert cost("random", "bytes") < cost("gvr", "bytes") < cost("full", "bytes")
     assert cost("random", "client_seconds") < cost("lvr", "client_seconds") < cost("gvr", "client_seconds")
@@ -132,45 +137,42 @@ def test_no_time_gives_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "mmfl-table1").mkdir()
-    (tmp_path / "mmfl-table1" / "3-gvr.json").write_text("{")
-    with pytest.raises(BadInput, match=r"3-gvr\.json is not a part's file .* remove it"):
+    (tmp_path / "mmfl-table1" / "3-gvr-seed0.json").write_text("{")
+    with pytest.raises(BadInput, match=r"3-gvr-seed0\.json is not a part's file .* remove it"):
         run("mmfl-table1", out=tmp_path, device="cpu")
 
 
-# --- the page, from made-up cells
+# --- the page, from made-up runs
 
 
-def cell(method: str, accuracy: list[float], setting: str = "3") -> Found:
-    runs = {
-        str(seed): {
-            "accuracy": value,
-            "models": {"a": value, "b": value},
-            "curve": {"rounds": [1, 2], "accuracy": [value, value]},
-            "bytes": 2**30,
-            "client_seconds": 3600.0,
-            "server_bytes": 2**20,
-            "machine": "here",
-            "precision": "fp32",
+def found(**cells: list[float]) -> Cells:
+    return {
+        f"3-{method.replace('_', '-')}": {
+            seed: {
+                "accuracy": value,
+                "models": {"a": value, "b": value},
+                "curve": {"rounds": [1, 2], "accuracy": [value, value]},
+                "bytes": 2**30,
+                "client_seconds": 3600.0,
+                "server_bytes": 2**20,
+                "machine": "here",
+                "precision": "fp32",
+            }
+            for seed, value in enumerate(values)
         }
-        for seed, value in enumerate(accuracy)
+        for method, values in cells.items()
     }
-    return {"cell": f"{setting}-{method}", "setting": setting, "method": method, "runs": runs}
-
-
-def found(**cells: list[float]) -> dict[str, Found]:
-    made = [cell(method.replace("_", "-"), values) for method, values in cells.items()]
-    return {each["cell"]: each for each in made}
 
 
 def test_accuracy_is_relative_to_the_same_seed() -> None:
     some = found(full=[0.8, 0.5], random=[0.4, 0.4, 0.3])
     assert relative(some, "3", "random") == pytest.approx([0.5, 0.8])
-    row = next(row for row in report(some, 2, 15, False).rows if "Random" in row["quantity"])
+    row = next(row for row in report(some, 30, False).rows if "Random" in row["quantity"])
     assert (row["paper"], row["measured"], row["seeds"]) == (0.778, pytest.approx(0.65), 2)
     assert (row["low"], row["high"]) == pytest.approx((0.5, 0.8))
     low, high = stats.t.interval(0.95, 1, 0.65, stats.sem([0.5, 0.8]))
-    assert f"| Random | 0.778 | 0.650 ({low:.3f}" in report(some, 2, 15, False).text
-    assert f" to {high:.3f}" in report(some, 2, 15, False).text
+    assert f"| Random | 0.778 | 0.650 ({low:.3f}" in report(some, 30, False).text
+    assert f" to {high:.3f}" in report(some, 30, False).text
 
 
 @pytest.mark.parametrize(("gvr", "lvr", "held"), [(0.7, 0.6, True), (0.45, 0.6, False), (0.7, 0.45, False), (0.76, 0.6, False)])
@@ -181,7 +183,7 @@ def test_the_sources_order(gvr: float, lvr: float, held: bool) -> None:
 
 
 def test_the_page_lists_methods_by_accuracy() -> None:
-    text = report(found(full=[0.8], random=[0.4], gvr=[0.6]), 1, 15, False).text
+    text = report(found(full=[0.8], random=[0.4], gvr=[0.6]), 15, False).text
     assert text.index("| Full participation |") < text.index("| MMFL-GVR |") < text.index("| Random |")
     assert "| 1 GiB | 1 h | 1 MiB |" in text
 

@@ -27,7 +27,7 @@ from rota.engine.cuda import GraphStack
 from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit
 from rota.engine.local import Correction, cores
 from rota.engine.rules import on_gpu
-from rota.engine.schedule import Schedule, batches_per_epoch, examples_of, local_steps, row_keys, schedule, widths
+from rota.engine.schedule import Schedule, batches_per_epoch, examples_of, local_steps, nearly, row_keys, schedule, widths
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.engine.stack import Stack, Steps, active, verify
@@ -40,17 +40,37 @@ SAMPLE = 1024  # examples that a step is traced and tried on, where the data are
 
 @dataclass(frozen=True)
 class Family:
-    """Models whose rows can share a stack: the same network on the same data with the same local work, but for the learning rate."""
+    """Models whose rows can share a stack: the same network with the same local work, but for the learning rate.
+
+    Their data are one array, in which examples offsets[i]:offsets[i+1] are owner i's; a client of model m is owner first[m] + client.
+    """
 
     models: list[int]
     steps: Steps
     native: native.Native | None
+    offsets: Array
+    first: dict[int, int]
+
+    def owners(self, plan: Plan, rows: Array) -> Array:
+        return np.array([self.first[m] for m in plan.model[rows].tolist()], np.int64) + plan.client[rows]
+
+    def sizes(self, plan: Plan, rows: Array) -> Array:
+        """How many examples each row's client has."""
+        owners = self.owners(plan, rows)
+        return np.asarray(self.offsets[owners + 1] - self.offsets[owners])
 
 
-def signature(task: Task) -> tuple[object, ...]:
-    """What tasks must agree on to share stacks."""
+def signature(task: Task, apart: bool) -> tuple[object, ...]:
+    """What tasks must agree on to share stacks; `apart`: the data, too."""
     values = [getattr(task, f.name) for f in fields(Task) if f.name not in ("lr", "lr_decay", "name", "data", "model")]
-    return (id(task.data), id(task.model), *values)
+    x, y = task.data.train.x, task.data.train.y
+    data = id(task.data) if apart else (x.shape[1:], x.dtype, y.shape[1:], y.dtype, task.data.classes)
+    return (data, id(task.model), *values)
+
+
+def joins(device: torch.device) -> bool:
+    """Whether the data of several models are put into one array, so that their rows share stacks. On a CPU rows gain nothing by it."""
+    return device.type == "cuda"
 
 
 class Batched:
@@ -60,6 +80,7 @@ class Batched:
         self.plain = Sequential(tasks, devices, seed, device, autocast)
         self.autocast = autocast
         self.tasks, self.seed, self.device = tasks, seed, device
+        self.fine = 8 if device.type == "cuda" else 16  # the grid of widths: a GPU does better with few stacks
         self.families = self._families()
         self.most: dict[tuple[int, int], int] = {}  # (family, width) -> the most rows in one stack
         self.graphs: dict[tuple[int, int, bool], GraphStack] = {}
@@ -71,16 +92,17 @@ class Batched:
 
     def _families(self) -> list[Family]:
         together: dict[tuple[object, ...], list[int]] = {}
+        apart = not joins(self.device) or any(x.device.type != self.device.type for x, _ in self.plain.data)
         for model, task in enumerate(self.tasks):
-            together.setdefault(signature(task), []).append(model)
+            together.setdefault(signature(task, apart), []).append(model)
         out = []
         for models in together.values():
             task = self.tasks[models[0]]
-            x, y = self.plain.data[models[0]]
+            x, y, offsets, first = self._join(models)
             if x.device.type != self.device.type:  # they do not fit: a few will do to trace with
                 x, y = x[:SAMPLE].to(self.device), y[:SAMPLE].to(self.device)
             steps = Steps(task, self.plain.modules[models[0]], x, y, self.autocast)
-            width = int(widths(task, task.data.train.sizes).max())
+            width = int(widths(task, np.diff(offsets), self.fine).max())
             try:
                 library = self._library(steps, width)
                 if library is None:
@@ -89,8 +111,23 @@ class Batched:
                 name = task.name or task.data.name
                 print(f"rota: task '{name}' runs on the sequential engine: its model cannot be stacked: {error}", file=sys.stderr)
             else:
-                out.append(Family(models, steps, library))
+                out.append(Family(models, steps, library, offsets, first))
         return out
+
+    def _join(self, models: list[int]) -> tuple[Tensor, Tensor, Array, dict[int, int]]:
+        """The data of some models as one array, with Family's `offsets` and `first`. What each model had becomes a part of it."""
+        leaders = {id(self.tasks[m].data): m for m in reversed(models)}
+        places = {data: place for place, data in enumerate(leaders)}
+        parts = [self.tasks[m].data.train for m in leaders.values()]
+        first = {m: places[id(self.tasks[m].data)] * parts[0].clients for m in models}
+        if len(parts) == 1:
+            return *self.plain.data[models[0]], parts[0].offsets, first
+        x, y = (torch.cat([self.plain.data[m][i] for m in leaders.values()]) for i in range(2))
+        begin = np.cumsum([0, *(part.offsets[-1] for part in parts)])
+        for m in models:
+            mine = slice(*begin[places[id(self.tasks[m].data)] :][:2].tolist())
+            self.plain.data[m] = x[mine], y[mine]
+        return x, y, np.concatenate([[0], *(part.offsets[1:] + start for part, start in zip(parts, begin, strict=False))]), first
 
     def _library(self, steps: Steps, width: int) -> native.Native | None:
         """The task's step for the C library, on a CPU and where it has all of its operators."""
@@ -150,8 +187,8 @@ class Batched:
         """The rows of each stack, most steps first, and the width of its mini-batches. Rows without any step are left out."""
         task, first = family.steps.task, family.models[0]
         rows = np.flatnonzero(np.isin(plan.model, family.models))
-        sizes = task.data.train.sizes[plan.client[rows]]
-        steps, wide = local_steps(task, sizes, self.plain.least[first]), widths(task, sizes)
+        sizes = family.sizes(plan, rows)
+        steps, wide = local_steps(task, sizes, self.plain.least[first]), widths(task, sizes, self.fine)
         for width in np.unique(wide)[::-1].tolist():
             mine = np.flatnonzero((wide == width) & (steps > 0))
             mine = mine[np.argsort(-steps[mine], kind="stable")]
@@ -183,23 +220,23 @@ class Batched:
         halves = np.split(rows, [self.most[f, width]])
         return [chunk for half in halves for chunk in self._train(models, plan, f, half, width, now, correction)]
 
-    def _examples(self, family: Family, clients: Array) -> tuple[Tensor, Tensor, Array]:
-        """The data on the device, and where in it each of these clients' examples begin: all data, or those of the clients."""
+    def _examples(self, family: Family, plan: Plan, rows: Array) -> tuple[Tensor, Tensor, Array]:
+        """The data on the device, and where in it the examples of each row's client begin: all data, or those of the clients."""
+        first = family.offsets[family.owners(plan, rows)]
+        if self.plain.data[family.models[0]][0].device.type == self.device.type:
+            return family.steps.x, family.steps.y, first
         x, y = self.plain.data[family.models[0]]
-        part = family.steps.task.data.train
-        if x.device.type == self.device.type:
-            return x, y, part.offsets[clients]
-        places = np.concatenate([np.arange(*part.offsets[client : client + 2]) for client in clients])
-        first = np.concatenate([[0], np.cumsum(part.sizes[clients])[:-1]])
-        return x[places].to(self.device), y[places].to(self.device), first
+        sizes = family.sizes(plan, rows)
+        places = np.concatenate([np.arange(start, start + size) for start, size in zip(first, sizes, strict=True)])
+        return x[places].to(self.device), y[places].to(self.device), np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
     def _train_stack(
         self, models: list[Weights], plan: Plan, f: int, rows: Array, width: int, now: int, correction: Correction | None
     ) -> list[Chunk]:
         family = self.families[f]
         task, least = family.steps.task, self.plain.least[family.models[0]]
-        x, y, first = self._examples(family, plan.client[rows])
-        todo = schedule(task, rows, first, plan, now, self.seed, least, width, self.device)
+        x, y, first = self._examples(family, plan, rows)
+        todo = schedule(task, rows, family.sizes(plan, rows), first, plan, now, self.seed, least, width, self.device)
         present, of = np.unique(plan.model[rows], return_inverse=True)
         if len(present) == 1:
             theta, buffers = (models[present[0]][i].expand(len(rows), -1) for i in range(2))
@@ -209,7 +246,8 @@ class Batched:
         rates = np.array([self.tasks[m].lr_at(now) for m in present])[of]
         rate = torch.as_tensor(rates, device=self.device, dtype=family.steps.dtype)
         shift = None if correction is None else correction(rows)
-        stack = self._run(f, width, todo, x, y, theta, buffers, rate, shift)
+        sizes = active(todo.steps.tolist(), nearly(len(rows)) if self.device.type == "cuda" else len(rows))
+        stack = self._run(f, width, todo, sizes, x, y, theta, buffers, rate, shift)
         norm: Array | None = None
         if on_gpu(theta):
             from rota.engine import kernels
@@ -220,7 +258,6 @@ class Batched:
         else:
             update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
             total = stack.loss[: len(rows)].double().cpu().numpy()
-        sizes = active(todo.steps.tolist())
         with self.counting:
             self.slots += width * sum(sizes)
             self.padding += width * sum(sizes) - int(todo.examples.sum())
@@ -234,11 +271,11 @@ class Batched:
     ) -> Callable[[], list[Chunk]]:  # fmt: skip
         """Begin to train rows with the C library, on all cores that have nothing else to do; what is returned waits for them."""
         task, least = family.steps.task, self.plain.least[family.models[0]]
-        clients, sizes = plan.client[rows], task.data.train.sizes[plan.client[rows]]
+        clients, sizes = plan.client[rows], family.sizes(plan, rows)
         present, of = np.unique(plan.model[rows], return_inverse=True)
         todo = np.zeros(len(rows), native.ROW)
         todo["key"] = row_keys(self.seed, now, clients, plan.model[rows], self.device).numpy().view(np.uint64)
-        todo["first"], todo["examples"] = task.data.train.offsets[clients], sizes
+        todo["first"], todo["examples"] = family.offsets[family.owners(plan, rows)], sizes
         todo["batch"] = sizes if task.batch is None else task.batch
         todo["per_epoch"], todo["steps"] = batches_per_epoch(task, sizes, least), local_steps(task, sizes, least)
         todo["rate"], todo["start"] = np.array([self.tasks[m].lr_at(now) for m in present])[of], of
@@ -258,23 +295,25 @@ class Batched:
         return chunks
 
     def _run(
-        self, f: int, width: int, todo: Schedule, x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None
-    ) -> Stack:
-        """All steps of one stack."""
+        self, f: int, width: int, todo: Schedule, sizes: list[int], x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor,
+        shift: Tensor | None,
+    ) -> Stack:  # fmt: skip
+        """All steps of one stack, sizes[t] rows in step t."""
         steps = self.families[f].steps
         fused = steps.plain and shift is None
         number, rows = todo.index.shape[:2]
         if self.device.type == "cuda":
             held = self.graphs.get((f, width, fused))
-            if held is None or held.stack.rows < rows or len(held.index) < number or len(held.x) < len(x):
-                held = self.graphs[f, width, fused] = GraphStack(steps, rows, width, fused, number, x, y)
-            held.run(todo, x, y, theta, buffers, rate, shift)
+            if held is None or held.stack.rows < sizes[0] or len(held.index) < number or len(held.x) < len(x):
+                room = max(sizes[0], min(self._most(f, self.families[f], width), sizes[0] + sizes[0] // 4))  # the next cohort may be larger
+                held = self.graphs[f, width, fused] = GraphStack(steps, room, width, fused, number + number // 4, x, y)
+            held.run(todo, sizes, x, y, theta, buffers, rate, shift)
             return held.stack
         stack = Stack(steps, rows, width, fused)
         stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps), rate, shift)
         weight = (todo.weight * rate[:, None] if fused else todo.weight).to(steps.dtype)
         with torch.inference_mode():
-            for t, size in enumerate(active(todo.steps.tolist())):
+            for t, size in enumerate(sizes):
                 batch = todo.index[t, :size]
                 stack.advance(size, x[batch], y[batch], weight[t, :size])
         return stack

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rota.engine.rules import on_gpu
 from rota.engine.schedule import Schedule
-from rota.engine.stack import Stack, Steps, active
+from rota.engine.stack import Stack, Steps
 
 
 class GraphStack:
@@ -47,7 +47,7 @@ class GraphStack:
         torch.cuda.current_stream().wait_stream(beside)
         self.stack.number.zero_()
         self.graphs[rows] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graphs[rows], pool=self.pool):
+        with torch.cuda.graph(self.graphs[rows], pool=self.pool, capture_error_mode="thread_local"):  # other threads use the GPU meanwhile
             self._step(rows)
 
     def _load(self, todo: Schedule, last: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> None:
@@ -62,13 +62,18 @@ class GraphStack:
             stack.buffers[: len(theta)].copy_(buffers)
         stack.begin(len(theta), shift)
 
-    def run(self, todo: Schedule, x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None) -> None:
-        """Train rows from `theta` on; the results are in `stack`. There may be fewer rows and steps than there is room for."""
+    def run(
+        self, todo: Schedule, sizes: list[int], x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None
+    ) -> None:  # fmt: skip
+        """Train rows from `theta` on, sizes[t] of them in step t; the results are in `stack`.
+
+        There may be fewer rows and steps than there is room for. Rows beyond the last one train on what earlier ones left there, and
+        nobody looks at them.
+        """
         number, rows = todo.index.shape[:2]
         if x is not self.x:  # data that do not fit the GPU: those of these rows, in the place of the last ones
             self.x[: len(x)].copy_(x)
             self.y[: len(y)].copy_(y)
-        sizes = active(todo.steps.tolist())
         for size in set(sizes):
             self._capture(size)
         if on_gpu(self.weight) and todo.last is not None:

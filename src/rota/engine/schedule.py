@@ -35,13 +35,12 @@ class Schedule:
 
 
 def schedule(
-    task: Task, plan_rows: Array, first: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device
+    task: Task, plan_rows: Array, sizes: Array, first: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device
 ) -> Schedule:
-    """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first; row r's examples begin at
-    first[r] of those at hand.
+    """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first; row r has sizes[r] examples,
+    which begin at first[r] of those at hand.
     """
     clients = plan.client[plan_rows]
-    sizes = task.data.train.sizes[clients]
     size = sizes if task.batch is None else np.full(len(sizes), task.batch)
     per_epoch = batches_per_epoch(task, sizes, least)
     steps = local_steps(task, sizes, least)
@@ -133,22 +132,31 @@ def examples_of(task: Task, sizes: Array, least: int) -> Array:
     return np.asarray(whole * np.minimum(sizes, per_epoch * size) + np.minimum(sizes, rest * size))
 
 
-def grid(n: int) -> int:
-    """The sizes that stacks are made for: every whole number to 16, then steps of about an eighth, so that at most that much is padding."""
-    if n <= 16:
+def grid(n: int, fine: int = 16) -> int:
+    """The sizes that stacks are made for: every whole number to `fine`, a power of two, then `fine` / 2 of them to the next one.
+
+    With 16 at most an eighth is padding, with 8 a quarter.
+    """
+    if n <= fine:
         return n
-    step = 1 << (n.bit_length() - 4)
+    step = 1 << (n.bit_length() - fine.bit_length() + 1)
     return -(-n // step) * step
 
 
-def widths(task: Task, sizes: Array) -> Array:
+def nearly(n: int) -> int:
+    """A little more than n: for cohorts of any size there are then few numbers of rows."""
+    step = max(2, 1 << max(0, n.bit_length() - 6))
+    return -(-n // step) * step
+
+
+def widths(task: Task, sizes: Array, fine: int = 16) -> Array:
     """How wide each client's mini-batches are made in a stack: the batch size, or what holds all of a smaller client's examples.
 
     Widths come from a short list, because every width is traced anew: the grid where a step takes all examples, else the batch size
     and its halves.
     """
     if task.batch is None:
-        return np.array([grid(int(n)) for n in sizes])
+        return np.array([grid(int(n), fine) for n in sizes])
     out = np.full(len(sizes), task.batch)
     half = task.batch
     while half > 1:

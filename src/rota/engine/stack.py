@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 
 import torch
 from torch import Tensor, fx, nn
@@ -33,23 +34,38 @@ class Steps:
         self.plain = task.optimizer == "sgd" and task.clip is None and not (task.momentum or task.weight_decay or task.prox)
         self.traced: dict[tuple[int, int], fx.GraphModule] = {}
         self.made: dict[tuple[int, int, bool], fx.GraphModule] = {}
+        self.ends: list[int] = []  # the first two widths, from which others are made
 
     def get(self, rows: int, width: int, fused: bool) -> Step:
         """The in-place step for that many rows (see `fuse`); a single row has no row axis."""
-        with TRACER:
+        with TRACER, torch.inference_mode(False):  # in it, torch before 2.13 traces gradients of zero
             step: Step = self._get(rows, width, fused).forward
             return step
 
     def _get(self, rows: int, width: int, fused: bool) -> fx.GraphModule:
         key = (rows, width, fused)
-        if key not in self.made and rows > 3:
-            self.made[key] = resize(self._get(2, width, fused), self._get(3, width, fused), rows)
-        elif key not in self.made:
-            params = self.params.views(torch.empty(rows, self.params.numel, device=self.x.device, dtype=self.dtype))
-            params = [p[0] for p in params] if rows == 1 else params
-            made = fuse(copy.deepcopy(self._trace(rows, width)), params, len(self.buffers.names), fused)
-            self.made[key] = directly(made, self.x.is_cuda)
+        if key not in self.made:
+            self.made[key] = self._between(rows, width, fused) or self._make(rows, width, fused)
         return self.made[key]
+
+    def _between(self, rows: int, width: int, fused: bool) -> fx.GraphModule | None:
+        """The step from those of two and three rows, or from those of the first two widths, if there are any."""
+        if rows > 3:
+            return resize(self._get(2, width, fused), self._get(3, width, fused), Fraction(rows - 2))
+        if width not in self.ends and len(self.ends) < 2:
+            self.ends.append(width)
+        if width in self.ends:
+            return None
+        low, high = self.ends
+        try:
+            return resize(self._get(rows, low, fused), self._get(rows, high, fused), Fraction(width - low, high - low))
+        except Unbatchable:  # another width is another computation
+            return None
+
+    def _make(self, rows: int, width: int, fused: bool) -> fx.GraphModule:
+        params = self.params.views(torch.empty(rows, self.params.numel, device=self.x.device, dtype=self.dtype))
+        params = [p[0] for p in params] if rows == 1 else params
+        return directly(fuse(copy.deepcopy(self._trace(rows, width)), params, len(self.buffers.names), fused), self.x.is_cuda)
 
     def single(self, width: int, fused: bool) -> fx.Graph:
         """The in-place step of one row, in torch's basic operators."""
@@ -173,15 +189,15 @@ def aligned(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -
     return torch.zeros(rows, room, device=device, dtype=dtype)[:, :columns]
 
 
-def active(steps: list[int]) -> list[int]:
-    """For each step, how many rows of the stack must take part (on the grid); `steps` are the rows' own, most first."""
+def active(steps: list[int], room: int) -> list[int]:
+    """For each step, how many rows take part: as many as must, on the grid, if there is room. `steps` are the rows' own, most first."""
     if steps[0] == steps[-1]:
-        return [min(grid(len(steps)), len(steps))] * steps[0]
+        return [min(grid(len(steps)), room)] * steps[0]
     out, rows = [], len(steps)
     for t in range(steps[0]):
         while steps[rows - 1] <= t:
             rows -= 1
-        out.append(min(grid(rows), len(steps)))
+        out.append(min(grid(rows), room))
     return out
 
 

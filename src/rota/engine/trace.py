@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -243,10 +244,11 @@ def directly(graph_module: fx.GraphModule, cuda: bool) -> fx.GraphModule:
     return graph_module
 
 
-def resize(two: fx.GraphModule, three: fx.GraphModule, rows: int) -> fx.GraphModule:
-    """The step for any number of rows, from those for two and for three: every size in it is a + b * rows, and two points give a and b.
+def resize(one: fx.GraphModule, other: fx.GraphModule, far: Fraction) -> fx.GraphModule:
+    """The step for other rows or another width, from the steps for two of them: 0 gives the first, 1 the other, 2 goes on as far again.
 
-    Tracing takes a second for a large network; this takes milliseconds.
+    Every size in it is a + b * rows, or a + b * width, and two points give a and b. Tracing takes seconds for a large network; this takes
+    milliseconds. Raises Unbatchable where the two do not lie on such a line.
     """
 
     def between(p: Any, q: Any, own: Any) -> Any:
@@ -255,13 +257,22 @@ def resize(two: fx.GraphModule, three: fx.GraphModule, rows: int) -> fx.GraphMod
         if isinstance(own, list | tuple):
             return type(own)(between(*each) for each in zip(p, q, own, strict=True))
         if type(own) is int:
-            return p + (q - p) * (rows - 2)
+            at = p + (q - p) * far
+            if at.denominator != 1:
+                raise Unbatchable(f"a size of its computation, {p} and {q}, is none at {far}")
+            return int(at)
+        if repr(p) != repr(q):  # not a nan
+            raise Unbatchable(f"its computation has {p} at one size, and {q} at another")
         return own
 
-    sized = copy.deepcopy(three)
-    for p, q, own in zip(two.graph.nodes, three.graph.nodes, sized.graph.nodes, strict=True):
+    if len(one.graph.nodes) != len(other.graph.nodes):
+        raise Unbatchable(f"its computation has {len(one.graph.nodes)} steps at one size, and {len(other.graph.nodes)} at another")
+    sized = copy.deepcopy(other)
+    for p, q, own in zip(one.graph.nodes, other.graph.nodes, sized.graph.nodes, strict=True):
         if p.target != q.target:
-            raise Unbatchable(f"its computation differs for two rows ({p.target}) and three ({q.target})")
+            raise Unbatchable(f"its computation has {p.target} at one size, and {q.target} at another")
+        if p.op == "get_attr" and not torch.equal(getattr(one, p.target), getattr(other, q.target)):
+            raise Unbatchable(f"its constant {p.target} depends on the size")
         own.args = between(p.args, q.args, own.args)
         own.kwargs = {name: between(p.kwargs[name], q.kwargs[name], value) for name, value in own.kwargs.items()}
     sized.recompile()

@@ -64,18 +64,22 @@ round robins and FedFairMMFL.
 """
 
 
-def relative(found: dict[str, Found], setting: str, method: str) -> list[float]:
+Cells = dict[str, dict[int, Found]]
+"""The finished runs by setting and method, and by seed."""
+
+
+def relative(found: Cells, setting: str, method: str) -> list[float]:
     """Accuracy over that of full participation with the same seed, seed by seed."""
-    mine, full = (found.get(f"{setting}-{each}", {"runs": {}})["runs"] for each in (method, "full"))
+    mine, full = (found.get(f"{setting}-{each}", {}) for each in (method, "full"))
     return [mine[seed]["accuracy"] / full[seed]["accuracy"] for seed in sorted(mine.keys() & full.keys())]
 
 
-def report(found: dict[str, Found], seeds: int, all_cells: int, quick: bool) -> Result:
+def report(found: Cells, everything: int, quick: bool) -> Result:
     """Claims, tables and charts, from the runs that are finished."""
     rows, checks = [], {}
-    finished = sum(len(cell["runs"]) for cell in found.values())
-    if finished < seeds * all_cells:
-        checks[f"all runs are finished ({finished} of {seeds * all_cells})"] = False
+    finished = sum(len(runs) for runs in found.values())
+    if finished < everything:
+        checks[f"all runs are finished ({finished} of {everything})"] = False
     settings = [setting for setting in PAPER if relative(found, setting, "full")]
     for setting in settings:
         for method, title in TITLES.items():
@@ -89,7 +93,7 @@ def report(found: dict[str, Found], seeds: int, all_cells: int, quick: bool) -> 
     return Result("mmfl-table1", title, _text(found, settings, quick), rows, charts, checks, quick)
 
 
-def _order(found: dict[str, Found], setting: str) -> dict[str, bool]:
+def _order(found: Cells, setting: str) -> dict[str, bool]:
     """S0's order, claim by claim, by the means over seeds."""
     out = {}
     for better, worse, how in ORDER:
@@ -101,18 +105,18 @@ def _order(found: dict[str, Found], setting: str) -> dict[str, bool]:
     return out
 
 
-def _text(found: dict[str, Found], settings: list[str], quick: bool) -> str:
+def _text(found: Cells, settings: list[str], quick: bool) -> str:
     lines = [TEXT]
     if quick:
         lines += ["**This is the short version, which shows the way and nothing else.**", ""]
     for setting in settings:
         lines += [f"## {setting} tasks", "", *_table(found, setting), ""]
-    runs = [run for cell in found.values() for run in cell["runs"].values()]
+    runs = [run for runs in found.values() for run in runs.values()]
     machines = sorted({f"{run['machine']}, {run['precision']}" for run in runs})
     return "\n".join([*lines, *(f"Runs on {words}." for words in machines)])
 
 
-def _table(found: dict[str, Found], setting: str) -> list[str]:
+def _table(found: Cells, setting: str) -> list[str]:
     """Methods by accuracy, with what they cost a run: the means over their seeds."""
     lines = [
         "| method | source | relative accuracy | mean | worst model | communication | computation | server memory | seeds |",
@@ -120,7 +124,7 @@ def _table(found: dict[str, Found], setting: str) -> list[str]:
     ]
     some = [method for method in TITLES if relative(found, setting, method)]
     for method in sorted(some, key=lambda each: -float(np.mean(relative(found, setting, each)))):
-        runs = list(found[f"{setting}-{method}"]["runs"].values())
+        runs = list(found[f"{setting}-{method}"].values())
         values, paper = relative(found, setting, method), PAPER[setting].get(method)
         between = interval(values)
         spread = f" ({between.low:.3f} to {between.high:.3f})" if len(values) > 1 and method != "full" else ""
@@ -144,12 +148,12 @@ def _mean(runs: list[dict[str, Any]], name: str) -> float:
     return float(np.mean([run[name] for run in runs]))
 
 
-def _chart(found: dict[str, Found], setting: str) -> Chart:
+def _chart(found: Cells, setting: str) -> Chart:
     """Mean accuracy over the rounds, of the methods that S0 proposes or compares with, and of K-Vib's."""
     shown = [m for m in ("full", "gvr-star", "stale-vr", "gvr", "lvr", "kvib", "random") if relative(found, setting, m)]
     lines = []
     for colour, method in enumerate(shown):
-        runs = list(found[f"{setting}-{method}"]["runs"].values())
+        runs = list(found[f"{setting}-{method}"].values())
         mean = np.mean([run["curve"]["accuracy"] for run in runs], axis=0)
         lines.append(Line(TITLES[method], runs[0]["curve"]["rounds"], mean.tolist(), colour))
     return Chart(f"{setting}-tasks", f"{setting} tasks: mean accuracy of the models", "round", "accuracy", lines)

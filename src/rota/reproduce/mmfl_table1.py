@@ -1,7 +1,7 @@
 """Multi-model FL's Table I (S0): the accuracy of several models trained at once, by method, relative to full participation.
 
-A part is one setting and method, run from several seeds; it is one file, to which every finished seed is added. Seeds are run one after
-the other through all methods, so that what is there can be compared at any time.
+A part is one run: a setting, a method and a seed. A finished one is a file, and is not run again. Seeds are run one after the other
+through all methods, so that what is there can be compared at any time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rota.estimate import Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr,
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
 from rota.reproduce.mmfl_page import report
-from rota.reproduce.parts import TimeUp, chosen, in_time, read, until, write
+from rota.reproduce.parts import Found, TimeUp, chosen, in_time, read, until, write
 from rota.reproduce.result import Result, machine
 from rota.sampling import FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
 
@@ -107,25 +108,34 @@ def without(federation: Federation, clients: Array) -> Federation:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A setting and a method."""
+class Work:
+    """A part: a setting, a method and a seed."""
 
     setting: str
     method: str
+    seed: int
+
+    @property
+    def cell(self) -> str:
+        """Its place in the table."""
+        return f"{self.setting}-{self.method}"
 
     @property
     def name(self) -> str:
-        return f"{self.setting}-{self.method}"
+        return f"{self.cell}-seed{self.seed}"
 
     @property
     def words(self) -> set[str]:
         """What `--only` may call it."""
-        return {self.name, self.setting, self.method}
+        seed = f"seed{self.seed}"
+        return {self.name, self.cell, self.setting, self.method, seed, f"{self.setting}-{seed}"}
 
 
-def cells() -> list[Cell]:
-    """All cells."""
-    return [Cell(setting, method) for setting in SETTINGS for method in METHODS]
+def parts(quick: bool = False) -> list[Work]:
+    """All parts, in the order they are run in."""
+    if quick:
+        return [Work("3", method, 0) for method in QUICK_METHODS]
+    return [Work(setting, method, seed) for setting in SETTINGS for seed in range(SEEDS) for method in METHODS]
 
 
 SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 120.0, "cpu": 6000.0}}
@@ -133,11 +143,15 @@ SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 120.0, "cpu": 6000.0}
 
 
 def estimate(only: str | None = None) -> list[str]:
-    """How much work the cells are, as lines."""
-    some = chosen(only, cells())
-    lines = [f"{cell.name:24}{SEEDS:3} runs of {ROUNDS} rounds" for cell in some]
-    gpu, cpu = (sum(SEEDS * SECONDS[cell.setting][device] for cell in some) for device in ("cuda", "cpu"))
-    return [*lines, "", f"{SEEDS * len(some)} runs, roughly {gpu / 60:.0f} minutes of one H200, or {cpu / 3600:.0f} hours of two cores"]
+    """How much work the parts are, as lines."""
+    some = chosen(only, parts())
+    lines = [f"{part.name:32}{SECONDS[part.setting]['cuda']:6.0f} s of one H200" for part in some]
+    gpu, cpu = (sum(SECONDS[part.setting][device] for part in some) for device in ("cuda", "cpu"))
+    return [
+        *lines,
+        "",
+        f"{len(some)} runs of {ROUNDS} rounds: roughly {gpu / 60:.0f} minutes of one H200, or {cpu / 3600:.0f} hours of two cores",
+    ]
 
 
 def mmfl_table1(
@@ -152,35 +166,36 @@ def mmfl_table1(
 ) -> Result:
     """Several models at once: 15 ways to share 12 clients among 3 and 5 tasks, relative to full participation (S0, Table I).
 
-    With `out` every finished run is kept in its cell's file there, and not run again. `minutes` stops the work; 0 does none, and gives
-    what is there already.
+    With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
+    there already.
     """
+    everything = parts(quick)
+    wanted = everything if quick else chosen(only, everything)
     folder = None if out is None or quick else out / "mmfl-table1"
-    found = read(folder, (cell.name for cell in cells())) if folder else {}
-    wanted = [Cell("3", method) for method in QUICK_METHODS] if quick else chosen(only, cells())
+    found = read(folder, (part.name for part in everything)) if folder else {}
     deadline = until(minutes)
     device = where(device)
     try:
-        for setting in SETTINGS:
-            for seed in range(1 if quick else SEEDS):
-                todo = [cell for cell in wanted if cell.setting == setting and str(seed) not in found.get(cell.name, {"runs": {}})["runs"]]
-                if not todo:
-                    continue
-                in_time(deadline)
-                say(f"{setting} tasks, seed {seed}: loading")
-                track = Track(setting, seed, device, precision, quick)
-                for cell in todo:
-                    began = time.monotonic()
-                    run = track.run(cell.method, deadline)
-                    how = {"seconds": round(time.monotonic() - began, 1), "precision": precision, "machine": machine(device)}
-                    entry = found.setdefault(cell.name, {"cell": cell.name, "setting": setting, "method": cell.method, "runs": {}})
-                    entry["runs"][str(seed)] = run | how | {"rota": rota.__version__}
-                    say(f"{cell.name}, seed {seed}: accuracy {run['accuracy']:.3f}, {how['seconds']:.0f} s")
-                    if folder:
-                        write(folder, cell.name, entry)
+        todo = [part for part in wanted if part.name not in found]
+        for (setting, seed), same in groupby(todo, key=lambda part: (part.setting, part.seed)):
+            in_time(deadline)
+            say(f"{setting} tasks, seed {seed}: loading")
+            track = Track(setting, seed, device, precision, quick)
+            for part in same:
+                began = time.monotonic()
+                run = track.run(part.method, deadline)
+                how = {"seconds": round(time.monotonic() - began, 1), "precision": precision, "machine": machine(device)}
+                found[part.name] = {"part": part.name} | run | how | {"rota": rota.__version__}
+                say(f"{part.name}: accuracy {run['accuracy']:.3f}, {how['seconds']:.0f} s")
+                if folder:
+                    write(folder, part.name, found[part.name])
     except TimeUp:
         say("the time is up: what is finished is kept")
-    return report(found, 1 if quick else SEEDS, len(wanted if quick else cells()), quick)
+    cells: dict[str, dict[int, Found]] = {}
+    for part in everything:
+        if part.name in found:
+            cells.setdefault(part.cell, {})[part.seed] = found[part.name]
+    return report(cells, len(everything), quick)
 
 
 class Track:
