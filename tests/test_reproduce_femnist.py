@@ -241,6 +241,13 @@ def test_the_claims(mine: float, theirs: float, held: bool) -> None:
     assert any(claim.startswith("v1: K-Vib reaches 95% before Mabs (gain") for claim in made)
 
 
+def test_the_verdict() -> None:
+    some = found(part("kvib", 0.9), part("uniform", 0.8), part("pow-d", 0.95), part("vrb", 0.9))
+    words = "K-Vib is clearly above uniform; clearly below pow-d; not to be told from Vrb."
+    assert words in report(some, list(some), False).text
+    assert "told from" not in report(found(part("kvib", 0.9, (0,)), part("uniform", 0.8, (0,))), [], False).text
+
+
 def test_no_claim_of_what_cannot_be_compared() -> None:
     assert checks(part("kvib", 0.99, (0,)), part("mabs", 0.9, (0,))) == {}  # one seed says nothing
     assert checks(part("kvib", 0.99), part("proportional", 0.9)) == {}  # S1 does not claim it

@@ -188,6 +188,16 @@ def test_the_page_lists_methods_by_accuracy() -> None:
     assert "| 1 GiB | 1 h | 1 MiB |" in text
 
 
+def test_pairs_in_another_order_than_the_sources() -> None:
+    some = found(full=[0.8, 0.8], gvr=[0.7, 0.7], lvr=[0.6, 0.601], random=[0.5, 0.6], fedvarp=[0.55, 0.56])
+    text = report(some, 10, False).text
+    assert "- source: MMFL-LVR above MMFL-GVR, 0.912 against 0.893; here below it by 9.95 (9.31 to 10.6) points\n" in text
+    assert "- source: Random above FedVARP, 0.778 against 0.712; here below it by 0.5 (" in text
+    assert text.count("which may be chance") == 1
+    assert text.count("- source:") == 2
+    assert "another order" not in report(found(full=[0.8, 0.8], lvr=[0.7, 0.7], gvr=[0.6, 0.6]), 10, False).text
+
+
 @pytest.mark.data
 @pytest.mark.skipif(not rota.data.at_hand("fashion-mnist"), reason="the files of fashion-mnist are not on this machine")
 def test_the_fashion_tasks_are_s0s() -> None:
