@@ -30,8 +30,8 @@ def test_the_parts() -> None:
     names = [part.name for part in theory.parts()]
     assert len(set(names)) == len(names)
     assert {part.sampler for part in theory.parts()} == set(TITLES) <= set(SAMPLERS)
-    main = {part.sampler: part.seeds for part in theory.parts() if part.budget == 10 and part.bound is None}
-    assert all(main[sampler] == 5 for sampler in ("kvib", "kvib-full", "optimal", *theory.CLAIMED))
+    assert {part.seeds for part in theory.parts()} == {5}
+    assert {part.sampler for part in theory.parts() if part.budget == 10 and part.bound is None} == set(TITLES)
     assert {part.budget for part in theory.parts() if part.sampler == "kvib"} == {5, 10, 20, 60}
     assert sum("runs of" in line for line in estimate("kvib-theory")) == len(names)
 
@@ -193,7 +193,7 @@ def test_finished_parts_are_kept_and_not_run_again(small: list[str], tmp_path: P
     assert small == [f"vrb-K10 {seed}" for seed in range(5, 10)]
     assert json.loads((tmp_path / "kvib-theory" / "vrb-K10.json").read_text())["budget"] == 10
     result = run("kvib-theory", out=tmp_path, only="vrb-K10,vrb-K5")
-    assert small[5:] == ["vrb-K5 5", "vrb-K5 6"]
+    assert small[5:] == [f"vrb-K5 {seed}" for seed in range(5, 10)]
     assert any(row["quantity"] == "Vrb, K = 10: cumulative regret" for row in result.rows)
 
 

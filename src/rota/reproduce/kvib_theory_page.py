@@ -31,11 +31,6 @@ TITLES = {
 }
 
 
-def extremes(values: Sequence[float]) -> Interval:
-    """A mean over seeds, the smallest and the largest: for so few seeds that an interval would say nothing."""
-    return Interval(float(np.mean(values)), min(values), max(values))
-
-
 def of(found: Found, name: str) -> Interval:
     """One of a part's numbers over its seeds."""
     return interval([run[name] for run in found["runs"]])
@@ -193,8 +188,9 @@ def _against_budget(some: list[Found], pick: Callable[[Found], list[float]]) -> 
     if len(some) < 2:
         return None
     sampler = some[0]["sampler"]
-    y = [math.log10(np.mean(pick(each))) for each in some]
-    return Line(TITLES[sampler], [each["budget"] for each in some], y, list(TITLES).index(sampler), _dashed(sampler))
+    points = [interval(np.log10(pick(each)).tolist()) for each in some]
+    y, x = [point.mean for point in points], [each["budget"] for each in some]
+    return Line(TITLES[sampler], x, y, list(TITLES).index(sampler), _dashed(sampler), _band(points))
 
 
 def _text(found: dict[str, Found], quick: bool) -> str:
@@ -273,9 +269,9 @@ def _budget_table(found: dict[str, Found]) -> str:
                 continue
             parts = {each["budget"]: each for each in _sweep(found, sampler)}
             if len(parts) > 1:
-                lines.append(f"| {name} | {' | '.join(str(extremes(pick(parts[b]))) if b in parts else '–' for b in budgets)} |")
+                lines.append(f"| {name} | {' | '.join(str(interval(pick(parts[b]))) if b in parts else '–' for b in budgets)} |")
     seeds = ", ".join(f"{len(each['runs'])} at K = {each['budget']}" for each in _sweep(found, "kvib"))
-    return "\n".join([*lines[1:], "", f"Means, and in brackets the smallest and the largest seed; seeds: {seeds}."])
+    return "\n".join([*lines[1:], "", f"Seeds: {seeds}."])
 
 
 def _gamma_table(found: dict[str, Found]) -> str:
