@@ -33,8 +33,10 @@ from rota.reproduce.parts import Found, TimeUp, chosen, in_time, read, until, wr
 from rota.reproduce.result import Result, machine
 from rota.sampling import (
     Avare,
+    ClusteredSimilarity,
     ClusteredSize,
     CpowD,
+    DivFl,
     KVib,
     Mabs,
     Ocs,
@@ -79,6 +81,8 @@ METHODS: dict[str, Callable[[int], tuple[Sampler, Estimator]]] = {
     "pow-d": lambda budget: (PowD(budget, 2 * budget), Unbiased()),
     "rpow-d": lambda budget: (RpowD(budget, 2 * budget), Unbiased()),
     "cpow-d": lambda budget: (CpowD(budget, 2 * budget), Unbiased()),
+    "clustered-similarity": lambda budget: (ClusteredSimilarity(budget), Unbiased()),
+    "divfl": lambda budget: (DivFl(budget), Unbiased()),
     "ocs": lambda budget: (Ocs(budget, round(budget * 32 / 3)), Unbiased()),
     "optimal": lambda budget: (Optimal(budget), Unbiased()),
 }
@@ -169,7 +173,7 @@ def kvib_femnist(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """K-Vib against 16 rivals on digits by writer, in three degrees of unbalance: test loss and accuracy (S1 Figure 5).
+    """K-Vib against 18 rivals on digits by writer, in three degrees of unbalance: test loss and accuracy (S1 Figure 5).
 
     With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
     there already.

@@ -36,6 +36,8 @@ TITLES = {
     "osmd-adaptive": "adaptive OSMD",
     "osmd-independent": "independent OSMD",
     "clustered-size": "clustered by size",
+    "clustered-similarity": "clustered by similarity",
+    "divfl": "DivFL",
     "kvib-G": "K-Vib, G = 0.1",
     "ocs": "OCS",
     "pow-d": "pow-d",
@@ -197,8 +199,8 @@ and Avare. The other samplers are our addition.
 - **Loss.** S1's code records it on the training images; here it is that on the test images.
 
 The Power-of-Choice family asks two candidates for each place, and OCS lets 32 clients train for 3 that upload, as in Chen et al. AOCS is
-not run, since its probabilities are OCS's; nor are DivFL and clustered sampling by similarity, which keep every client's last update on
-the server (1.25 GB here).
+not run, since its probabilities are OCS's. DivFL and clustered sampling by similarity keep every client's last update on the server
+(1.25 GB here).
 
 A model is tested every {every} rounds. Last accuracy and loss are means of the last {LAST} tests. Rounds to a target are those until the
 best accuracy so far crosses it, on the line between two tests. Gigabytes are what went up and down until then, the means of seeds that
@@ -225,7 +227,7 @@ def _verdicts(found: dict[str, Found]) -> str:
             "`optimal` knows the norms of all clients' updates and has the least variance that independent draws of this budget can have",
             "(S1, Lemma 3). Where K-Vib cannot be told from it, no better unbiased sampler of this kind would show in the accuracy; that",
             "K-Vib's variance is below those of Vrb and Avare ([kvib-theory](kvib-theory.md)) does not show either. The Power-of-Choice",
-            "samplers are biased, towards clients with high losses.",
+            "samplers and DivFL are biased, the former towards clients with high losses.",
             "",
         ]
     )

@@ -9,45 +9,47 @@ from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 
 MOST = 5_000
-BLOCK = 1 << 16  # columns that are multiplied in double precision at once
+BLOCK = 1 << 13  # columns that are multiplied in single precision; the products are added up in double
 
 
 def begin(shares: Array) -> State:
-    """Nobody's update is known: for model s, update.s [clients, 0] and gram.s [clients, clients]; known [models, clients]."""
+    """Nobody's update is known: for model s, update.s.i of client i [0], gram.s [clients, clients]; known [models, clients]."""
     models, clients = shares.shape
     if clients > MOST:
         raise BadInput(f"this sampler compares every client with every other: {clients:,} clients are more than the {MOST:,} it can take")
-    state: State = {"known": np.zeros(shares.shape, bool)}
-    for s in range(models):
-        state |= {f"update.{s}": np.zeros((clients, 0), np.float32), f"gram.{s}": np.zeros((clients, clients))}
-    return state
+    state: State = {"known": np.zeros(shares.shape, bool)} | {f"gram.{s}": np.zeros((clients, clients)) for s in range(models)}
+    return state | {f"update.{s}.{client}": np.zeros(0, np.float32) for s in range(models) for client in range(clients)}
 
 
 def remember(state: State, plan: Plan, seen: Seen) -> State:
-    """The state with the updates that came back in the place of their clients' older ones."""
+    """The state with the updates that came back in the place of their clients' older ones. What has not changed is not copied."""
     assert seen.update is not None, "the sampler must declare that it needs updates"
     new = {**state, "known": state["known"].copy()}
     back = np.flatnonzero(seen.ok)
     for s in np.unique(plan.model[back]).tolist():
         rows = back[plan.model[back] == s]
         clients = plan.client[rows]
-        fresh = np.stack([seen.update[row] for row in rows.tolist()])
-        old = state[f"update.{s}"]
-        update = old.copy() if old.shape[1] else np.zeros((len(old), fresh.shape[1]), np.float32)
-        update[clients] = fresh
-        gram = state[f"gram.{s}"].copy()
-        gram[clients] = _products(fresh, update)
-        gram[:, clients] = gram[clients].T
+        fresh = np.stack([seen.update[row] for row in rows.tolist()]).astype(np.float32)
+        new |= {f"update.{s}.{client}": update for client, update in zip(clients.tolist(), fresh, strict=True)}
         new["known"][s, clients] = True
-        new |= {f"update.{s}": update, f"gram.{s}": gram}
+        known = np.flatnonzero(new["known"][s])
+        products = _products(fresh, [new[f"update.{s}.{client}"] for client in known.tolist()])
+        gram = state[f"gram.{s}"].copy()
+        gram[np.ix_(clients, known)] = products
+        gram[np.ix_(known, clients)] = products.T
+        new[f"gram.{s}"] = gram
     return new
 
 
-def _products(some: Array, everybody: Array) -> Array:
+def _products(some: Array, everybody: list[Array]) -> Array:
     out = np.zeros((len(some), len(everybody)))
+    block = np.empty((len(everybody), BLOCK), np.float32)
     for start in range(0, some.shape[1], BLOCK):
-        columns = slice(start, start + BLOCK)
-        out += some[:, columns].astype(np.float64) @ everybody[:, columns].astype(np.float64).T
+        mine = some[:, start : start + BLOCK]
+        theirs = block[:, : mine.shape[1]]
+        for row, update in zip(theirs, everybody, strict=True):
+            row[:] = update[start : start + BLOCK]
+        out += mine @ theirs.T
     return out
 
 
