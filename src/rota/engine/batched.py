@@ -49,10 +49,10 @@ class Family:
     steps: Steps
     native: native.Native | None
     offsets: Array
-    first: dict[int, int]
+    first: Array
 
     def owners(self, plan: Plan, rows: Array) -> Array:
-        return np.array([self.first[m] for m in plan.model[rows].tolist()], np.int64) + plan.client[rows]
+        return np.asarray(self.first[plan.model[rows]] + plan.client[rows])
 
     def sizes(self, plan: Plan, rows: Array) -> Array:
         """How many examples each row's client has."""
@@ -114,12 +114,12 @@ class Batched:
                 out.append(Family(models, steps, library, offsets, first))
         return out
 
-    def _join(self, models: list[int]) -> tuple[Tensor, Tensor, Array, dict[int, int]]:
+    def _join(self, models: list[int]) -> tuple[Tensor, Tensor, Array, Array]:
         """The data of some models as one array, with Family's `offsets` and `first`. What each model had becomes a part of it."""
         leaders = {id(self.tasks[m].data): m for m in reversed(models)}
         places = {data: place for place, data in enumerate(leaders)}
         parts = [self.tasks[m].data.train for m in leaders.values()]
-        first = {m: places[id(self.tasks[m].data)] * parts[0].clients for m in models}
+        first = np.array([places.get(id(task.data), 0) * parts[0].clients for task in self.tasks])
         if len(parts) == 1:
             return *self.plain.data[models[0]], parts[0].offsets, first
         x, y = (torch.cat([self.plain.data[m][i] for m in leaders.values()]) for i in range(2))
