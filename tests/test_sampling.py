@@ -998,6 +998,7 @@ def test_divfl_asks_everybody_once_and_then_keeps_what_it_sees() -> None:
     rows = Plan(np.array([4]), np.array([1]), np.ones(1), np.ones(1))
     after = sampler.observe(state, SHARES, rows, answers(rows, -UPDATES))
     assert after["update.1.4"] == pytest.approx(-UPDATES[1, 4])
+    assert after["update.1.4"].base is None, "it must not keep the whole round's updates alive"
     changed = UPDATES[1].copy()
     changed[4] *= -1
     changed[[1, 3]] = 0  # no data, never known

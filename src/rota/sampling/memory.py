@@ -29,8 +29,9 @@ def remember(state: State, plan: Plan, seen: Seen) -> State:
     for s in np.unique(plan.model[back]).tolist():
         rows = back[plan.model[back] == s]
         clients = plan.client[rows]
-        fresh = np.stack([seen.update[row] for row in rows.tolist()]).astype(np.float32)
-        new |= {f"update.{s}.{client}": update for client, update in zip(clients.tolist(), fresh, strict=True)}
+        fresh = np.stack([seen.update[row] for row in rows.tolist()]).astype(np.float32, copy=False)
+        for client, update in zip(clients.tolist(), fresh, strict=True):
+            new[f"update.{s}.{client}"] = update.copy()  # a view would keep all of them
         new["known"][s, clients] = True
         known = np.flatnonzero(new["known"][s])
         products = _products(fresh, [new[f"update.{s}.{client}"] for client in known.tolist()])
