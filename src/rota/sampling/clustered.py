@@ -27,11 +27,14 @@ class ClusteredSize:
 
     def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
         draw.check_budget(self.budget, shares.shape[1])
-        return {}
+        return {"order": np.argsort(-shares, axis=1, kind="stable")}
 
-    def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:  # noqa: ARG002
+    def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
         """The segments of the line that is cut into strata: clients, and their masses in proportion to the row."""
-        order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)]
+        order = state["order"][model]
+        order = order[row[order] > 0]  # of those who can be reached
+        if (np.diff(row[order]) > 0).any():  # other shares than in the beginning
+            order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)]
         return order, round(self.budget) * row[order] / row.sum()
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
@@ -53,8 +56,9 @@ class ClusteredSimilarity(ClusteredSize):
     needs: ClassVar[str] = "updates of the drawn"
     costs: ClassVar[str] = "an update a client and all angles on the server, clustered in every round"
 
-    def init(self, shares: Array, rounds: int) -> State:
-        return {**super().init(shares, rounds), **memory.begin(shares)}
+    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+        draw.check_budget(self.budget, shares.shape[1])
+        return memory.begin(shares)
 
     def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
         owners = np.flatnonzero(row)

@@ -76,9 +76,10 @@ class Osmd:
         q, trust = np.empty_like(state["q"]), state["trust"].copy()
         whole = self.budget if self.procedure == "independent" else 1.0
         for expert, (old, eta) in enumerate(zip(state["q"], state["eta"], strict=True)):
-            log = np.log(old, where=old > 0, out=np.full(old.shape, -np.inf))
-            log[at] += eta[back.model] * estimate / old[at] ** 2
-            moved = np.exp(log - np.maximum(log.max(axis=1, keepdims=True), -1e300))
+            step, largest = eta[back.model] * estimate / old[at] ** 2, np.zeros(len(scale))
+            np.maximum.at(largest, back.model, step)
+            moved = old * np.exp(-largest)[:, None]  # the projection is of the ratios alone, and nothing can overflow
+            moved[at] = old[at] * np.exp(step - largest[back.model])
             q[expert] = fill(moved, whole, old, self.alpha) / whole
             loss = np.bincount(back.model, estimate / old[at], minlength=len(scale))
             trust[expert] -= state["gamma"] * np.nan_to_num(np.sqrt(scale)) * loss
