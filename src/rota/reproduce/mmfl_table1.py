@@ -139,7 +139,7 @@ def parts(quick: bool = False) -> list[Work]:
 
 
 SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 120.0, "cpu": 6000.0}}
-"""What a run takes, roughly, on one H200 and on two cores, to plan by."""
+"""What a run takes, roughly, on one H200 and on two cores, to plan by; for five tasks a guess, not measured."""
 
 
 def estimate(only: str | None = None) -> list[str]:
