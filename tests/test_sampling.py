@@ -988,6 +988,17 @@ def test_divfl_is_greedy() -> None:
     assert sorted(divfl.facilities(np.zeros((4, 4)), 9)) == [0, 1, 2, 3], "clients that are all the same"
 
 
+def test_clustered_sampling_by_size_goes_by_the_shares_of_the_round() -> None:
+    """Its strata are cut from clients in order of their data, also where those are other than in the beginning."""
+    sampler: Any = SAMPLERS["clustered-size"](budget=2)  # type: ignore[call-arg]
+    before, now = np.array([[0.1, 0.2, 0.3, 0.4]]), np.array([[0.4, 0.0, 0.35, 0.25]])
+    state = sampler.init(before, 10)
+    for row in (before[0], before[0] * [1, 0, 1, 1], now[0]):
+        clients, mass = sampler.strata(state, 0, row)
+        assert clients.tolist() == sorted(np.flatnonzero(row).tolist(), key=lambda client: -row[client])
+        assert mass == pytest.approx(2 * row[clients] / row.sum())
+
+
 def test_divfl_asks_everybody_once_and_then_keeps_what_it_sees() -> None:
     sampler: Any = SAMPLERS["divfl"](budget=2)  # type: ignore[call-arg]
     state = sampler.init(SHARES, 10)

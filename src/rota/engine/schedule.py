@@ -152,7 +152,7 @@ def nearly(n: int) -> int:
 def widths(task: Task, sizes: Array, fine: int = 16) -> Array:
     """How wide each client's mini-batches are made in a stack: the batch size, or what holds all of a smaller client's examples.
 
-    Widths come from a short list, because every width is traced anew: the grid where a step takes all examples, else the batch size
+    Widths come from a short list, because every width is a stack of its own: the grid where a step takes all examples, else the batch size
     and its halves.
     """
     if task.batch is None:

@@ -38,7 +38,7 @@ class Steps:
 
     def get(self, rows: int, width: int, fused: bool) -> Step:
         """The in-place step for that many rows (see `fuse`); a single row has no row axis."""
-        with TRACER, torch.inference_mode(False):  # in it, torch before 2.13 traces gradients of zero
+        with TRACER:
             step: Step = self._get(rows, width, fused).forward
             return step
 
@@ -76,19 +76,21 @@ class Steps:
     def _trace(self, rows: int, width: int) -> fx.GraphModule:
         """The step as it was traced: for one row from the module, for two or three from that."""
         if (rows, width) not in self.traced:
-            device = self.x.device
-            pick = torch.arange(width, device=device) % len(self.x)
-            if rows == 1:
-                made = trace(self.task, self.module, self.x[pick], self.y[pick], self.autocast)
-            else:
-                params = self.params.views(torch.empty(rows, self.params.numel, device=device, dtype=self.dtype))
-                buffers = self.buffers.views(torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype))
-                weight = torch.ones(rows, width, device=device, dtype=self.dtype)
-                key, number = torch.zeros(2, rows, dtype=torch.int64, device=device)
-                x, y = self.x[pick.expand(rows, -1)], self.y[pick.expand(rows, -1)]
-                made = stack(self._trace(1, width), rows, [*params, *buffers, x, y, weight, key, number])
-            self.traced[rows, width] = made
+            with torch.inference_mode(False):  # in it, torch before 2.13 traces gradients of zero
+                self.traced[rows, width] = self._traced(rows, width)
         return self.traced[rows, width]
+
+    def _traced(self, rows: int, width: int) -> fx.GraphModule:
+        device = self.x.device
+        pick = torch.arange(width, device=device) % len(self.x)
+        if rows == 1:
+            return trace(self.task, self.module, self.x[pick], self.y[pick], self.autocast)
+        params = self.params.views(torch.empty(rows, self.params.numel, device=device, dtype=self.dtype))
+        buffers = self.buffers.views(torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype))
+        weight = torch.ones(rows, width, device=device, dtype=self.dtype)
+        key, number = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        x, y = self.x[pick.expand(rows, -1)], self.y[pick.expand(rows, -1)]
+        return stack(self._trace(1, width), rows, [*params, *buffers, x, y, weight, key, number])
 
 
 class Stack:

@@ -129,8 +129,7 @@ def parts(quick: bool = False) -> list[Work]:
 WRITERS, IMAGES = 539, 111.3
 """Of MNIST by writer, and how many each has in the mean."""
 SECONDS = {"cuda": (6e-7, 9e-3, 0.006), "cpu": (2.5e-4, 0.0, 4.5)}
-"""To plan by, measured on one H200 (in tf32) and on two cores: seconds to train on one image, of a round at least, and of a test. Processes
-side by side (`--only`, with NVIDIA's MPS) share the GPU well: a dozen do all parts in two thirds of the time."""
+"""To plan by, measured on one H200 (in tf32) and on two cores: seconds to train on one image, of a round at least, and of a test."""
 
 
 def images(part: Work) -> float:

@@ -226,17 +226,15 @@ def _verdicts(found: dict[str, Found]) -> str:
             "",
             "`optimal` knows the norms of all clients' updates and has the least variance that independent draws of this budget can have",
             "(S1, Lemma 3). Where K-Vib cannot be told from it, no better unbiased sampler of this kind would show in the accuracy; that",
-            "K-Vib's variance is below those of Vrb and Avare ([kvib-theory](kvib-theory.md)) does not show either. The Power-of-Choice",
-            "samplers and DivFL are biased, the former towards clients with high losses.",
+            "in later rounds K-Vib's variance is below those of Vrb and Avare ([kvib-theory](kvib-theory.md)) does not show either. The",
+            "Power-of-Choice samplers and DivFL are biased, the former towards clients with high losses.",
             "",
         ]
     )
 
 
 def _verdict(found: dict[str, Found], version: int) -> str:
-    above: list[str] = []
-    below: list[str] = []
-    alike: list[str] = []
+    above, below, alike = list[str](), list[str](), list[str]()
     for rival, title in TITLES.items():
         gain = against(found, version, rival, accuracy)
         if rival != "kvib" and len(gain) > 1:

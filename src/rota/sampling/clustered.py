@@ -27,7 +27,7 @@ class ClusteredSize:
 
     def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
         draw.check_budget(self.budget, shares.shape[1])
-        return {"order": np.argsort(-shares, axis=1, kind="stable")}
+        return {"order": np.argsort(-shares, axis=1, kind="stable")}  # of a million clients it takes longer than the whole draw
 
     def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
         """The segments of the line that is cut into strata: clients, and their masses in proportion to the row."""
