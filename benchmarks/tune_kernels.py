@@ -100,7 +100,7 @@ class Image:
     def back(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
         x, dy = self.x(rows, dtype), self.dy(rows, dtype)
         w = torch.randn(rows, self.channels, self.outputs * self.kernel**2, device="cuda").to(dtype)
-        more = {"size": [self.kernel] * 2, "outputs": self.channels, "by_tap": True, "gate": x}
+        more = {"size": [self.kernel] * 2, "outputs": self.channels, "by_tap": True, "gate": x, "into": torch.empty_like(x)}
         around = [self.kernel - 1 - self.padding] * 2
         run = lambda config: convolutions._convolve(dy, w, None, [1, 1], around, x.shape[3:], **more, config=config)[0]  # noqa: E731
         return run, (2 * x.numel() + dy.numel()) * x.element_size()

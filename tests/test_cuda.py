@@ -20,6 +20,7 @@ from rota.data.federation import Federation
 from rota.engine import Batched, Devices, local, make
 from rota.engine import schedule as schedules
 from rota.models import MODELS
+from rota.models.text import recurrent
 from rota.plan import Plan, Task
 
 pytestmark = [
@@ -105,7 +106,12 @@ SHAPES = [
     Shape(1, 14, 32, 5, 2, last=False),
     Shape(10, 11, 20, 5),
     Shape(16, 9, 24, 3, 1, stride=2),
+    Shape(32, 10, 64, 3, 1, stride=2),
+    Shape(32, 9, 16, 1, stride=2),  # pixels that no tap sees
+    Shape(16, 11, 32, 5, 1, stride=3),
+    Shape(3, 13, 20, 4, 1, stride=3, last=False),
     Shape(16, 10, 16, 7, 3),
+    Shape(32, 6, 128, 3, 1),
 ]
 
 
@@ -138,7 +144,7 @@ def test_convolutions(precision: str, shape: Shape, pool: bool) -> None:
         taken = torch.stack([F.avg_pool2d(row, 2) * 4 for row in whole.detach() * (dense != 0)])
         assert apart(taken, expected.detach() * (dy != 0)) < bound
     gradients = torch.autograd.grad(whole, exact, dense.double())
-    for wanted in (False, True) if shape.stride == 1 else (False,):
+    for wanted in (False, True):
         for scale in (0.0, 2.0) if wanted else (0.0,):
             dx, dw, db = kernels.convolution_backward(dy, x, weight, which if pool else None, *places, scale, wanted, True)
             assert apart(dw, gradients[1]) < bound
@@ -149,6 +155,87 @@ def test_convolutions(precision: str, shape: Shape, pool: bool) -> None:
     kernels.convolution_backward_(dy, x, at[0], which if pool else None, *places, 0.0, False, *at, True)
     assert apart(at[0], weight - gradients[1]) < bound
     assert apart(at[1], bias - gradients[2]) < bound
+
+
+@pytest.mark.parametrize("batch", [1, 5, 33, 70])
+@pytest.mark.parametrize(("units", "time"), [(8, 1), (8, 6), (20, 6), (256, 4)])
+def test_lstm_layers(precision: str, batch: int, units: int, time: int) -> None:
+    from rota.engine import kernels
+
+    bound = 2 * PRECISE[precision]  # roundings add up over the steps
+    weight = params(3, (5,), (4 * units, units))[1]  # views that begin and end anywhere
+    weight *= units**-0.5
+    inputs, d_hidden = (draw(3, batch, time, n, dtype=number(precision)) for n in (4 * units, units))
+    exact = [value.double().requires_grad_() for value in (inputs, weight)]
+    expected = torch.stack([recurrent(*row) for row in zip(*exact, strict=True)])
+    d_inputs, d_weight = torch.autograd.grad(expected, exact, d_hidden.double())
+    hidden, gates, cells = kernels.recurrent_rows(inputs, weight)
+    found = kernels.recurrent_rows_backward(d_hidden, gates, cells, weight)
+    assert hidden.dtype == found.dtype == inputs.dtype
+    assert apart(hidden, expected) < bound
+    assert apart(found, d_inputs) < bound
+    assert torch.equal(kernels.recurrent_rows(inputs, weight)[0], hidden)
+    assert torch.equal(kernels.recurrent_rows_backward(d_hidden, gates, cells, weight), found)
+    for row in range(3):
+        one = [inputs[row].clone().requires_grad_(), weight[row].clone().requires_grad_()]
+        alone = kernels.Recurrent.apply(*one)[0]
+        gradients = torch.autograd.grad(alone, one, d_hidden[row])
+        for mine, other in zip((alone, *gradients), (expected[row], d_inputs[row], d_weight[row]), strict=True):
+            assert apart(mine, other) < bound
+
+
+def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """BatchNorm over the real examples of every row, as it is defined; also the mean and the unbiased variance."""
+    dims = [1, *range(3, x.dim())]
+    real = mask.view(*mask.shape, *[1] * (x.dim() - 2)).to(x.dtype)
+    count = (mask.sum(1) * x[0, 0, 0].numel()).clamp(min=1).view(-1, 1)
+    mean = (x * real).sum(dims) / count
+    wide = [len(x), 1, -1] + [1] * (x.dim() - 3)
+    var = ((x - mean.view(wide)) ** 2 * real).sum(dims) / count
+    out = (x - mean.view(wide)) * torch.rsqrt(var + eps).view(wide)
+    out = out if weight is None else out * weight.view(wide)
+    return out if bias is None else out + bias.view(wide), mean, var * count / (count - 1).clamp(min=1)
+
+
+NORMED = [(7, 5), (90, 70), (40, 33, 9), (6, 64, 4, 4), (33, 16, 16, 16), (5, 17, 3, 5), (64, 64, 32, 32), (3, 4, 2, 3, 2)]
+
+
+@pytest.mark.parametrize("shape", NORMED, ids=str)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_batch_norm(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> None:
+    from rota.engine import kernels
+
+    def lie(x: Tensor, last: bool) -> Tensor:
+        return x.movedim(2, -1).contiguous().movedim(-1, 2) if last else x.contiguous()
+
+    x = lie((draw(4, *shape) * 2 + 5).to(dtype), last)
+    mask = torch.rand(4, shape[0], device="cuda") < 0.7
+    mask[:3, :3], mask[3] = True, False  # the last row has no real example
+    weight, bias = params(4, (shape[1],), (shape[1],))
+    for w, b in ((weight, bias), (weight, None), (None, None)):
+        exact = [value.double().requires_grad_() for value in (x, w, b) if value is not None]
+        expected, mean, unbiased = normed(*[*exact, None, None][:3], mask, 1e-5)  # type: ignore[arg-type]
+        out, *found = kernels.batch_norm(x, w, b, mask, 1e-5, False)
+        assert torch.equal(kernels.batch_norm(x, w, b, mask, 1e-5, True)[0], out.relu())
+        assert apart(out, expected) < 1e-5
+        assert apart(found[0], mean) < 1e-6
+        assert apart(found[2], unbiased) < 1e-5
+        assert out.stride() == x.stride()
+        for other in (last, not last):
+            g = lie(draw(4, *shape), other)
+            wanted = torch.autograd.grad(expected, exact, g.double(), retain_graph=True)
+            gradients = kernels.batch_norm_backward(g, x, *found[:2], w, mask)
+            assert gradients[0].stride() == x.stride()
+            assert apart(gradients[0], wanted[0]) < (1e-5 if dtype == torch.float32 else 1e-2)
+            assert all(apart(*pair) < 1e-5 for pair in zip(gradients[1:], wanted[1:], strict=False))
+            again = kernels.batch_norm_backward(g, x, *found[:2], w, mask)
+            assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
+        row = [None if p is None else p[1] for p in (w, b)]
+        alone = kernels.batch_norm(x[1], *row, mask[1], 1e-5, False)
+        assert apart(alone[0], out[1]) < 1e-5
+        back = kernels.batch_norm_backward(g[1], x[1], *alone[1:3], row[0], mask[1])
+        assert all(apart(mine, whole[1]) < (1e-4 if dtype == torch.float32 else 1e-2) for mine, whole in zip(back, gradients, strict=True))
 
 
 @pytest.mark.parametrize(("batch", "classes"), [(10, 10), (600, 10), (7, 80), (33, 1000)])
@@ -255,6 +342,17 @@ def images(shape: tuple[int, ...]) -> Federation:
     return rota.from_clients(parts, parts[0], classes=10)
 
 
+def texts(length: int) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [23, 17, 30, 9]
+    parts = [(torch.randint(0, 80, (n, length), generator=generator), torch.randint(0, 80, (n,), generator=generator)) for n in sizes]
+    return rota.from_clients(parts, parts[0], classes=80)
+
+
+def examples(name: str) -> Federation:
+    return texts(*ZOO[name]) if "lstm" in name else images(ZOO[name])
+
+
 ZOO: dict[str, tuple[int, ...]] = {
     "logistic": (60,),
     "two_nn": (1, 28, 28),
@@ -266,13 +364,17 @@ ZOO: dict[str, tuple[int, ...]] = {
     "pfl_cnn": (3, 16, 16),
     "vgg9": (3, 16, 16),
     "resnet18": (3, 8, 8),
+    "lstm_shakespeare": (6,),
+    "leaf_lstm": (6,),
+    "mmfl_lstm": (6,),
+    "preact_resnet18": (3, 8, 8),
 }
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_networks_train_as_on_the_sequential_engine(name: str) -> None:
     """One step, so that no rounding can turn a ReLU or a pooling window before it counts; and a repetition to the last bit."""
-    task = Task(MODELS[name], images(ZOO[name]), lr=0.05, batch=10, steps=1)
+    task = Task(MODELS[name], examples(name), lr=0.05, batch=10, steps=1)
     plain, fast = (make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     assert fast.families, "the model must be stackable"
@@ -339,8 +441,9 @@ def test_cohorts_of_nearly_one_size_share_graphs() -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_lower_precision_is_near(precision: str) -> None:
-    task = Task(MODELS["cnn"], images((1, 28, 28)), lr=0.05, batch=10, steps=1)
+@pytest.mark.parametrize("name", ["cnn", "mmfl_lstm"])
+def test_lower_precision_is_near(name: str, precision: str) -> None:
+    task = Task(MODELS[name], examples(name), lr=0.05, batch=10, steps=1)
     plain = make("sequential", [task], Devices(), 0, "cuda", "fp32")
     models, plan = plain.initial(), pairs([0, 2, 3])
     expected = updates(plain, models, plan)
@@ -362,3 +465,31 @@ def test_layers_become_kernels() -> None:
     assert sum("convolution_backward_" in name for name in names) == 2
     assert sum("linear_backward_" in name for name in names) == 2
     assert not [name for name in names if "aten" in name and "detach" not in name]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_steps_in_time_are_one_operator(rows: int) -> None:
+    """However long the text: one operator a layer each way, and the weights' gradients are subtracted where they are made."""
+    sizes = []
+    for length in (6, 20):
+        fast = make("batched", [Task(MODELS["mmfl_lstm"], texts(length), batch=10)], Devices(), 0, "cuda")
+        assert isinstance(fast, Batched)
+        fast.families[0].steps.get(rows, 10, True)
+        names = [str(node.target) for node in fast.families[0].steps.made[rows, 10, True].graph.nodes if node.op == "call_function"]
+        assert sum("recurrent_rows.default" in name for name in names) == 2
+        assert sum("recurrent_rows_backward" in name for name in names) == 2
+        sizes.append(len(names))
+    assert sizes[0] == sizes[1] < 100
+
+
+def test_batch_norm_becomes_a_kernel() -> None:
+    """One operator forward and one backward for every layer, and the masks of the ReLUs behind them still go into convolutions."""
+    fast = make("batched", [Task(MODELS["preact_resnet18"], images((3, 8, 8)), batch=10)], Devices(), 0, "cuda")
+    assert isinstance(fast, Batched)
+    fast.families[0].steps.get(4, 10, False)
+    nodes = [node for node in fast.families[0].steps.made[4, 10, False].graph.nodes if node.op == "call_function"]
+    names = [str(node.target) for node in nodes]
+    assert sum("batch_norm_rows.default" in name for name in names) == 17
+    assert sum("batch_norm_rows_backward" in name for name in names) == 17
+    assert not [name for name in names if "rsqrt" in name or "relu" in name]
+    assert sum("threshold_backward" in name for name in names) == 4  # where a gradient has two sources

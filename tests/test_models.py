@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
 
 from rota import from_clients, models, weights
 from rota.errors import BadInput
 from rota.models import MODELS
-from rota.models.text import LSTM
+from rota.models.text import LSTM, recurrent
 from rota.plan import Task
 
 MNIST, FEMNIST, CIFAR, TEXT = ((1, 28, 28), 10), ((1, 28, 28), 62), ((3, 32, 32), 10), ((80,), 80)
@@ -235,6 +236,21 @@ def test_lstm_is_torch_s() -> None:
     fused(x)[0].square().sum().backward()
     for a, b in zip(own.parameters(), fused.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_an_engine_can_put_its_own_in_the_place_of_the_steps_in_time() -> None:
+    seen = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return torch.ones(3, 11, 7) if func is recurrent else func(*args, **(kwargs or {}))
+
+    layer, x = LSTM(5, 7), torch.randn(3, 11, 5)
+    with Watch():
+        assert torch.equal(layer(x), torch.ones(3, 11, 7))
+    assert seen.count(recurrent) == 1
+    assert torch.sigmoid not in seen
 
 
 def test_no_statistics_leaves_no_buffers() -> None:

@@ -21,7 +21,9 @@ aten = torch.ops.aten
 rota = torch.ops.rota
 LINEAR, LINEAR_BACKWARD = rota.linear_rows.default, rota.linear_rows_backward.default
 CONVOLUTION, CONVOLUTION_BACKWARD = rota.convolution_rows.default, rota.convolution_rows_backward.default
+NORM, NORM_BACKWARD = rota.batch_norm_rows.default, rota.batch_norm_rows_backward.default
 UNPOOL, DROP, LOSS = rota.unpool_rows.default, rota.drop_rows.default, rota.cross_entropy_rows.default
+RECURRENT, RECURRENT_BACKWARD = rota.recurrent_rows.default, rota.recurrent_rows_backward.default
 CASTS = {aten._to_copy.default}
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 TURNS = {aten.t.default, aten.detach.default}
@@ -37,7 +39,9 @@ def gate(g: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor:
     return masked if scale == 1 else masked * scale
 
 
-for op in (gate, LINEAR, LINEAR_BACKWARD, CONVOLUTION, CONVOLUTION_BACKWARD, UNPOOL, DROP, LOSS):
+for op in (
+    gate, LINEAR, LINEAR_BACKWARD, CONVOLUTION, CONVOLUTION_BACKWARD, NORM, NORM_BACKWARD, RECURRENT, RECURRENT_BACKWARD, UNPOOL, DROP, LOSS
+):  # fmt: skip
     rules.RULES[op] = op  # all take stacked tensors as they are
 
 
@@ -195,7 +199,7 @@ def _relu(node: Node) -> Node | None:
 
 
 def _layers(graph: fx.Graph) -> None:
-    """Linear layers and convolutions, with their ReLU."""
+    """Linear layers, convolutions and BatchNorm, with their ReLU."""
     for node in _calls(graph, aten.addmm.default, aten.mm.default):
         bias, x, turned = node.args if node.target is aten.addmm.default else (None, *node.args)
         behind = _through(turned, CASTS)
@@ -210,6 +214,12 @@ def _layers(graph: fx.Graph) -> None:
         if len(_shape(node)) == 4 and groups == 1 and not transposed and set(dilation) == {1}:
             whole = (_through(weight, CASTS), _through(bias, CASTS), stride, padding)
             _replace(graph, node, CONVOLUTION, (x, *whole), (False, False), item=0)
+    for node in _calls(graph, NORM):
+        outs = _items(node, 0)
+        relu = _relu(outs[0]) if len(outs) == 1 else None
+        if relu is not None:
+            node.args = (*node.args[:-1], True)
+            relu.replace_all_uses_with(outs[0])
 
 
 def _replace(
@@ -314,7 +324,7 @@ def _convolution_gradients(graph: fx.Graph) -> None:
         if len(_shape(dy)) != 4 or groups != 1 or transposed or set(dilation) != {1} or not wanted[1]:
             continue
         inputs, weights, biases = (_items(node, place) for place in range(3))
-        if wanted[0] and (set(stride) != {1} or len(inputs) != 1):
+        if wanted[0] and len(inputs) != 1:
             continue
         masked = [user for user in inputs[0].users if _is(user, gate) and user.args[1] is x and _only(inputs[0], user)] if wanted[0] else []
         scale = masked[0].args[2] if masked else 0.0

@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from rota.engine import local
 from rota.engine.rules import Rows, on_gpu
+from rota.models.text import recurrent
 from rota.plan import Task
 
 aten = torch.ops.aten
@@ -65,7 +66,7 @@ class Layout:
 class Functional(local.Dropout):
     """Beside addressed dropout, makes BatchNorm pure: the batch's statistics count only real examples, and new running ones are noted.
 
-    `mask` is 1 for an example and 0 for padding.
+    `mask` is 1 for an example and 0 for padding. On a GPU an LSTM layer's steps in time are one operator.
     """
 
     def __init__(self, key: Tensor, step: Tensor, mask: Tensor) -> None:
@@ -78,6 +79,8 @@ class Functional(local.Dropout):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is F.batch_norm:
             return self._batch_norm(*args, **(kwargs or {}))
+        if func is recurrent and _has_kernels(*args, **(kwargs or {})):
+            return _recurrent(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
     def draw(self, n: int) -> Tensor:
@@ -99,6 +102,13 @@ class Functional(local.Dropout):
     ) -> Tensor:
         if not training and running_mean is not None:
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        rounded = input.dtype == torch.bfloat16 and torch.is_autocast_enabled(input.device.type)  # then what follows is float32
+        if on_gpu(self.mask) and (rounded or input.dtype == torch.float32):
+            from rota.engine import kernels
+
+            out, mean, _, unbiased = kernels.BatchNorm.apply(input, weight, bias, self.mask, eps)  # type: ignore[no-untyped-call]
+            self._note(running_mean, running_var, mean, unbiased, momentum)
+            return out  # type: ignore[no-any-return]
         dims = [0, *range(2, input.dim())]
         shape = [1, -1] + [1] * (input.dim() - 2)
         real = self.mask.view(-1, *[1] * (input.dim() - 1)).to(input.dtype)
@@ -106,15 +116,31 @@ class Functional(local.Dropout):
         mean = (input * real).sum(dims) / count
         apart = input - mean.view(shape)
         var = (apart * apart * real).sum(dims) / count
-        if running_mean is not None and running_var is not None:
-            unbiased = var * count / (count - 1).clamp(min=1)
-            pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum  # a row that has finished keeps its statistics
-            for running, now in ((running_mean, mean), (running_var, unbiased)):
-                self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace)))
+        self._note(running_mean, running_var, mean, var * count / (count - 1).clamp(min=1), momentum)
         out = apart * torch.rsqrt(var + eps).view(shape)
         if weight is not None:
             out = out * weight.view(shape)
         return out if bias is None else out + bias.view(shape)
+
+    def _note(self, running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, unbiased: Tensor, momentum: float) -> None:
+        """Note the new running statistics, if there are any."""
+        if running_mean is None or running_var is None:
+            return
+        pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum  # a row that has finished keeps its statistics
+        for running, now in ((running_mean, mean), (running_var, unbiased)):
+            self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace)))
+
+
+def _has_kernels(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether there are kernels for an LSTM layer with these weights; autocast may have rounded its inputs."""
+    return on_gpu(weight) and inputs.dtype in (torch.float32, torch.bfloat16)
+
+
+def _recurrent(inputs: Tensor, weight: Tensor) -> Tensor:
+    from rota.engine import kernels
+
+    hidden: Tensor = kernels.Recurrent.apply(inputs, weight)[0]  # type: ignore[no-untyped-call]
+    return hidden
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import wrap_torch_function
 
 from rota.errors import BadInput
 from rota.models.parts import head, net
@@ -41,6 +42,22 @@ def mmfl_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
     )
 
 
+@wrap_torch_function(lambda inputs, weight: (inputs, weight))
+def recurrent(inputs: Tensor, weight: Tensor) -> Tensor:
+    """What an LSTM layer does one time step after another: inputs [batch, time, 4 * units] and weights W_hh -> [batch, time, units].
+
+    A function of its own that torch's function modes see as one call, so that an engine can put a fused one in its place.
+    """
+    hidden = cell = inputs.new_zeros(len(inputs), weight.shape[1])
+    out = []
+    for now in inputs.unbind(1):
+        i, f, g, o = (now + F.linear(hidden, weight)).chunk(4, dim=-1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        hidden = torch.sigmoid(o) * torch.tanh(cell)
+        out.append(hidden)
+    return torch.stack(out, dim=1)
+
+
 class LSTM(nn.Module):
     """One LSTM layer, [batch, time, inputs] -> [batch, time, units]: nn.LSTM's parameters and numbers, written out.
 
@@ -60,15 +77,7 @@ class LSTM(nn.Module):
             nn.init.uniform_(parameter, -(units**-0.5), units**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        inputs = F.linear(x.to(self.weight_ih.dtype), self.weight_ih, self.bias_ih + self.bias_hh)
-        hidden = cell = inputs.new_zeros(len(x), self.weight_hh.shape[1])
-        out = []
-        for now in inputs.unbind(1):
-            i, f, g, o = (now + F.linear(hidden, self.weight_hh)).chunk(4, dim=-1)
-            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
-            hidden = torch.sigmoid(o) * torch.tanh(cell)
-            out.append(hidden)
-        return torch.stack(out, dim=1)
+        return recurrent(F.linear(x.to(self.weight_ih.dtype), self.weight_ih, self.bias_ih + self.bias_hh), self.weight_hh)
 
 
 class OneHot(nn.Module):

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from rota.engine.kernels.convolutions import convolution, convolution_backward, convolution_backward_, unpool, unpooled
 from rota.engine.kernels.linears import linear, linear_backward, linear_backward_
+from rota.engine.kernels.norms import BatchNorm, batch_norm, batch_norm_backward
 from rota.engine.kernels.products import baddbmm, bmm, subtract_product_
+from rota.engine.kernels.recurrent import Recurrent, recurrent_rows, recurrent_rows_backward
 from rota.engine.kernels.rows import load, results, spread
 from rota.engine.kernels.small import CLASSES, cross_entropy, drop, indices, take, uniform, uniform_at, words
 
 __all__ = [
     "CLASSES",
+    "BatchNorm",
+    "Recurrent",
     "baddbmm",
+    "batch_norm",
+    "batch_norm_backward",
     "bmm",
     "convolution",
     "convolution_backward",
@@ -27,6 +33,8 @@ __all__ = [
     "linear_backward",
     "linear_backward_",
     "load",
+    "recurrent_rows",
+    "recurrent_rows_backward",
     "results",
     "spread",
     "subtract_product_",

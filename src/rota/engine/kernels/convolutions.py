@@ -7,6 +7,7 @@ memory. Block sizes are a fixed function of the shapes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,11 +30,11 @@ def _larger(value, corner, other, this: tl.constexpr):
 
 @triton.jit
 def _image(x, base, top, left, real, i, j, c, x_h: tl.constexpr, x_w: tl.constexpr,
-           H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr):  # fmt: skip
-    """What a tap sees from some pixels: [pixels, channels]."""
-    if PH > 0:
+           H: tl.constexpr, W: tl.constexpr, EH: tl.constexpr, EW: tl.constexpr):  # fmt: skip
+    """What a tap sees from some pixels: [pixels, channels]. EH and EW: whether taps reach over the edges."""
+    if EH:
         real = real & (top + i >= 0) & (top + i < H)
-    if PW > 0:
+    if EW:
         real = real & (left + j >= 0) & (left + j < W)
     shift = tl.multiple_of(i * x_h + j * x_w, 16)  # the compiler does not see it, and loads would be narrow
     return tl.load(x + base[:, None] + (shift + c)[None, :], mask=real[:, None], other=0.0)
@@ -54,6 +55,8 @@ def _convolution_kernel(
     With POOL there is one accumulator for each of a window's four pixels, and HO and WO are the pooled sizes.
     """
     by: tl.constexpr = 2 if POOL else 1
+    eh: tl.constexpr = PH > 0 or (HO * by - 1) * SH - PH + KH > H
+    ew: tl.constexpr = PW > 0 or (WO * by - 1) * SW - PW + KW > W
     across: tl.constexpr = (O + BN - 1) // BN
     blocks = tl.cdiv(M, BM) * across
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -76,11 +79,11 @@ def _convolution_kernel(
         j = start // C % KW
         c = tl.multiple_of(start % C, 16) + k
         taps = tl.trans(tl.load(w + (start + k)[None, :], mask=n[:, None] < O, other=0.0))
-        t0 = tl.dot(_image(x, base, top, left, real, i, j, c, x_h, x_w, H, W, PH, PW), taps, t0, input_precision=PRECISION)
+        t0 = tl.dot(_image(x, base, top, left, real, i, j, c, x_h, x_w, H, W, eh, ew), taps, t0, input_precision=PRECISION)
         if POOL:
-            t1 = tl.dot(_image(x, base, top, left, real, i, j + SW, c, x_h, x_w, H, W, PH, PW), taps, t1, input_precision=PRECISION)
-            t2 = tl.dot(_image(x, base, top, left, real, i + SH, j, c, x_h, x_w, H, W, PH, PW), taps, t2, input_precision=PRECISION)
-            t3 = tl.dot(_image(x, base, top, left, real, i + SH, j + SW, c, x_h, x_w, H, W, PH, PW), taps, t3, input_precision=PRECISION)
+            t1 = tl.dot(_image(x, base, top, left, real, i, j + SW, c, x_h, x_w, H, W, eh, ew), taps, t1, input_precision=PRECISION)
+            t2 = tl.dot(_image(x, base, top, left, real, i + SH, j, c, x_h, x_w, H, W, eh, ew), taps, t2, input_precision=PRECISION)
+            t3 = tl.dot(_image(x, base, top, left, real, i + SH, j + SW, c, x_h, x_w, H, W, eh, ew), taps, t3, input_precision=PRECISION)
     at = row * y_row + (m // (WO * HO) * y_b + m // WO % HO * y_h + m % WO * y_w)[:, None] + (n * y_c)[None, :]
     inside = real[:, None] & (n[None, :] < O)
     if POOL:
@@ -100,12 +103,12 @@ def _convolution_kernel(
 
 @triton.jit
 def _patch(x, base, top, left, real, i, j, k, SHIFT: tl.constexpr, AREA: tl.constexpr, depth: tl.constexpr, x_c: tl.constexpr,
-           x_h: tl.constexpr, x_w: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr):  # fmt: skip
+           x_h: tl.constexpr, x_w: tl.constexpr, H: tl.constexpr, W: tl.constexpr, EH: tl.constexpr, EW: tl.constexpr):  # fmt: skip
     """What taps and channels see from some pixels: [taps x channels, pixels], in which the pixels are neighbours in memory."""
     real = real[None, :] & (k < depth)[:, None]
-    if PH > 0:
+    if EH:
         real = real & ((top[None, :] + i[:, None]).to(tl.uint32, bitcast=True) < H)
-    if PW > 0:
+    if EW:
         real = real & ((left[None, :] + j[:, None]).to(tl.uint32, bitcast=True) < W)
     return tl.load(x + (base + SHIFT)[None, :] + (i * x_h + j * x_w + k // AREA * x_c)[:, None], mask=real, other=0.0)
 
@@ -122,6 +125,8 @@ def _thin_convolution_kernel(
 ):  # fmt: skip
     """The same for few channels, transposed, so that neighbouring threads load neighbouring pixels; w is [O, c, tap], as torch has it."""
     by: tl.constexpr = 2 if POOL else 1
+    eh: tl.constexpr = PH > 0 or (HO * by - 1) * SH - PH + KH > H
+    ew: tl.constexpr = PW > 0 or (WO * by - 1) * SW - PW + KW > W
     across: tl.constexpr = (O + BN - 1) // BN
     blocks = tl.cdiv(M, BM) * across
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -144,15 +149,15 @@ def _thin_convolution_kernel(
         i = k // KW % KH
         j = k % KW
         taps = tl.load(w + k[None, :], mask=(n[:, None] < O) & (k[None, :] < depth), other=0.0).to(x.dtype.element_ty)
-        t0 = tl.dot(taps, _patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, PH, PW), t0,
+        t0 = tl.dot(taps, _patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, eh, ew), t0,
                     input_precision=PRECISION)  # fmt: skip
         if POOL:
-            t1 = tl.dot(taps, _patch(x, base, top, left + SW, real, i, j, k, SW * x_w, area, depth, x_c, x_h, x_w, H, W, PH, PW), t1,
+            t1 = tl.dot(taps, _patch(x, base, top, left + SW, real, i, j, k, SW * x_w, area, depth, x_c, x_h, x_w, H, W, eh, ew), t1,
                         input_precision=PRECISION)  # fmt: skip
-            t2 = tl.dot(taps, _patch(x, base, top + SH, left, real, i, j, k, SH * x_h, area, depth, x_c, x_h, x_w, H, W, PH, PW), t2,
+            t2 = tl.dot(taps, _patch(x, base, top + SH, left, real, i, j, k, SH * x_h, area, depth, x_c, x_h, x_w, H, W, eh, ew), t2,
                         input_precision=PRECISION)  # fmt: skip
             t3 = tl.dot(taps, _patch(x, base, top + SH, left + SW, real, i, j, k, SH * x_h + SW * x_w, area, depth, x_c, x_h, x_w,
-                                     H, W, PH, PW), t3, input_precision=PRECISION)  # fmt: skip
+                                     H, W, eh, ew), t3, input_precision=PRECISION)  # fmt: skip
     at = row * y_row + (m // (WO * HO) * y_b + m // WO % HO * y_h + m % WO * y_w)[None, :] + (n * y_c)[:, None]
     inside = real[None, :] & (n[:, None] < O)
     if POOL:
@@ -179,6 +184,8 @@ def _weight_gradient_kernel(
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """pieces[split, o, tap, c] = sum over a split's pixels of dy[pixel, o] * x[pixel + tap, c], for the KW taps of one kernel row."""
+    eh: tl.constexpr = PH > 0 or (HO - 1) * SH - PH + KH > H
+    ew: tl.constexpr = PW > 0 or (WO - 1) * SW - PW + KW > W
     across: tl.constexpr = (O + BM - 1) // BM
     along: tl.constexpr = C // BN
     here = tl.program_id(0)
@@ -202,15 +209,15 @@ def _weight_gradient_kernel(
         base = p // (WO * HO) * x_b + top * x_h + left * x_w
         grads = tl.load(dy + p[:, None] * O + m[None, :], mask=real[:, None] & (m[None, :] < O), other=0.0)
         turned = tl.trans(grads)
-        t0 = tl.dot(turned, _image(x, base, top, left, real, i, 0, n, x_h, x_w, H, W, PH, PW), t0, input_precision=PRECISION)
+        t0 = tl.dot(turned, _image(x, base, top, left, real, i, 0, n, x_h, x_w, H, W, eh, ew), t0, input_precision=PRECISION)
         if KW > 1:
-            t1 = tl.dot(turned, _image(x, base, top, left, real, i, 1, n, x_h, x_w, H, W, PH, PW), t1, input_precision=PRECISION)
+            t1 = tl.dot(turned, _image(x, base, top, left, real, i, 1, n, x_h, x_w, H, W, eh, ew), t1, input_precision=PRECISION)
         if KW > 2:
-            t2 = tl.dot(turned, _image(x, base, top, left, real, i, 2, n, x_h, x_w, H, W, PH, PW), t2, input_precision=PRECISION)
+            t2 = tl.dot(turned, _image(x, base, top, left, real, i, 2, n, x_h, x_w, H, W, eh, ew), t2, input_precision=PRECISION)
         if KW > 3:
-            t3 = tl.dot(turned, _image(x, base, top, left, real, i, 3, n, x_h, x_w, H, W, PH, PW), t3, input_precision=PRECISION)
+            t3 = tl.dot(turned, _image(x, base, top, left, real, i, 3, n, x_h, x_w, H, W, eh, ew), t3, input_precision=PRECISION)
         if KW > 4:
-            t4 = tl.dot(turned, _image(x, base, top, left, real, i, 4, n, x_h, x_w, H, W, PH, PW), t4, input_precision=PRECISION)
+            t4 = tl.dot(turned, _image(x, base, top, left, real, i, 4, n, x_h, x_w, H, W, eh, ew), t4, input_precision=PRECISION)
     depth: tl.constexpr = KH * KW * C
     at = pieces + (row * splits + split) * O * depth + m[:, None] * depth + (i * KW * C + n)[None, :]
     inside = tl.broadcast_to(m[:, None] < O, (BM, BN))
@@ -239,6 +246,8 @@ def _thin_weight_gradient_kernel(
     With POOL, dy is the gradient behind a 2x2 pooling, and `which` says at which pixel of its window each stands.
     """
     by: tl.constexpr = 2 if POOL else 1
+    eh: tl.constexpr = PH > 0 or (HO * by - 1) * SH - PH + KH > H
+    ew: tl.constexpr = PW > 0 or (WO * by - 1) * SW - PW + KW > W
     depth: tl.constexpr = KH * KW * C
     area: tl.constexpr = KH * KW
     across: tl.constexpr = (O + BM - 1) // BM
@@ -268,11 +277,11 @@ def _thin_weight_gradient_kernel(
             corner = tl.load(which + at, mask=inside, other=0)
             for at_corner in tl.static_range(4):
                 seen = _patch(x, base, top + at_corner // 2 * SH, left + at_corner % 2 * SW, real, i, j, k,
-                              at_corner // 2 * SH * x_h + at_corner % 2 * SW * x_w, area, depth, x_c, x_h, x_w, H, W, PH, PW)  # fmt: skip
+                              at_corner // 2 * SH * x_h + at_corner % 2 * SW * x_w, area, depth, x_c, x_h, x_w, H, W, eh, ew)  # fmt: skip
                 seen = tl.where(ones, 1.0, seen).to(seen.dtype)
                 total = tl.dot(seen, tl.where(corner == at_corner, grads, 0.0).to(grads.dtype), total, input_precision=PRECISION)
         else:
-            seen = _patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, PH, PW)
+            seen = _patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, eh, ew)
             seen = tl.where(ones, 1.0, seen).to(seen.dtype)
             total = tl.dot(seen, grads, total, input_precision=PRECISION)
     to = pieces + ((row * splits + split) * O + o[None, :]) * (depth + 1) + k[:, None]
@@ -281,41 +290,58 @@ def _thin_weight_gradient_kernel(
 
 @triton.jit(do_not_specialize=["splits", "parts"])
 def _add_pieces_kernel(
-    pieces, sums, dw, db, splits, parts, dw_row, db_row,
-    C: tl.constexpr, O: tl.constexpr, AREA: tl.constexpr, THIN: tl.constexpr, HAS_BIAS: tl.constexpr, SUBTRACT: tl.constexpr,
-    BLOCK: tl.constexpr, SUMS: tl.constexpr, TOGETHER: tl.constexpr,
+    pieces, sums, dw, db, splits, parts, dw_row, db_row, C: tl.constexpr, O: tl.constexpr, AREA: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SUBTRACT: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, SUMS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """dw[o, c, tap] (and db) from the pieces: written, or subtracted in place. `sums` [parts, O] are dy's sums over parts of the pixels."""
-    depth: tl.constexpr = AREA * C
-    wide: tl.constexpr = depth + 1 if THIN else depth
+    """dw[o, c, tap] (and db) from the pieces: written, or subtracted in place. `sums` [parts, O] are dy's sums over parts of the pixels.
+
+    A program has one output, all taps and some channels: they are read by tap, as the pieces lie in memory, and written by channel.
+    """
+    across: tl.constexpr = (C + BC - 1) // BC
+    row = (tl.program_id(0) // (across * O)).to(tl.int64)
+    o = tl.program_id(0) // across % O
+    tap = tl.arange(0, BT)
+    c = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    inside = (tap < AREA)[:, None] & (c < C)[None, :]
+    at = pieces + (row * splits * O + o) * (AREA * C) + tap[:, None] * C + c[None, :]
+    total = tl.zeros((BT, BC), tl.float32)
+    for start in range(0, splits, TOGETHER):
+        split = (start + tl.arange(0, TOGETHER))[:, None, None]
+        total += tl.sum(tl.load(at[None, :, :] + split * (O * AREA * C), mask=(split < splits) & inside[None, :, :], other=0.0), 0)
+    place = dw + row * dw_row + o * (C * AREA) + c[:, None] * AREA + tap[None, :]
+    _put(place, tl.trans(total), (c < C)[:, None] & (tap < AREA)[None, :], SUBTRACT)
+    if HAS_BIAS:
+        if tl.program_id(0) % (across * O) == 0:
+            channel = tl.arange(0, SUMS)
+            whole = tl.zeros((SUMS,), tl.float32)
+            for begin in range(0, parts, 16):
+                part = begin + tl.arange(0, 16)
+                inner = sums + (row * parts + part)[:, None] * O + channel[None, :]
+                whole += tl.sum(tl.load(inner, mask=(part < parts)[:, None] & (channel < O)[None, :], other=0.0), 0)
+            _put(db + row * db_row + channel, whole, channel < O, SUBTRACT)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _add_thin_pieces_kernel(
+    pieces, dw, db, splits, dw_row, db_row, depth: tl.constexpr, O: tl.constexpr, HAS_BIAS: tl.constexpr, SUBTRACT: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """The same for few channels, whose pieces lie in memory as dw does, with a column more for db."""
+    wide: tl.constexpr = depth + 1
     blocks: tl.constexpr = (O * wide + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
     at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = at < O * wide
-    some = tl.arange(0, TOGETHER)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, splits, TOGETHER):
-        split = start + some
-        places = pieces + (row * splits + split)[:, None] * (O * wide) + at[None, :]
-        total += tl.sum(tl.load(places, mask=(split < splits)[:, None] & inside[None, :], other=0.0), 0)
+        split = (start + tl.arange(0, TOGETHER))[:, None]
+        places = pieces + (row * splits + split) * (O * wide) + at[None, :]
+        total += tl.sum(tl.load(places, mask=(split < splits) & inside[None, :], other=0.0), 0)
     o = at // wide
     k = at % wide
-    if THIN:
-        if HAS_BIAS:
-            _put(db + row * db_row + o, total, inside & (k == depth), SUBTRACT)
-        inside = inside & (k < depth)
-        _put(dw + row * dw_row + o * depth + k, total, inside, SUBTRACT)
-    else:
-        _put(dw + row * dw_row + o * depth + k % C * AREA + k // C, total, inside, SUBTRACT)
-        if HAS_BIAS:
-            if tl.program_id(0) % blocks == 0:
-                channel = tl.arange(0, SUMS)
-                whole = tl.zeros((SUMS,), tl.float32)
-                for begin in range(0, parts, 4 * TOGETHER):
-                    part = begin + tl.arange(0, 4 * TOGETHER)
-                    inner = sums + (row * parts + part)[:, None] * O + channel[None, :]
-                    whole += tl.sum(tl.load(inner, mask=(part < parts)[:, None] & (channel < O)[None, :], other=0.0), 0)
-                _put(db + row * db_row + channel, whole, channel < O, SUBTRACT)
+    if HAS_BIAS:
+        _put(db + row * db_row + o, total, inside & (k == depth), SUBTRACT)
+    _put(dw + row * dw_row + o * depth + k, total, inside & (k < depth), SUBTRACT)
 
 
 @triton.jit
@@ -326,22 +352,23 @@ def _put(place, value, inside, SUBTRACT: tl.constexpr):
 
 
 @triton.jit
-def _turn_kernel(w, out, w_row, C: tl.constexpr, O: tl.constexpr, AREA: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
-    """w [O, C, tap] as [O, tap, C]; or BACK, for the gradient of the input, as [C, tap, O] with the taps from the last to the first."""
-    size: tl.constexpr = O * C * AREA
-    blocks: tl.constexpr = (size + BLOCK - 1) // BLOCK
+def _turn_kernel(
+    w, out, w_row, C: tl.constexpr, O: tl.constexpr, AREA: tl.constexpr, BACK: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """w [O, C, tap] as [O, tap, C]; or BACK, for the gradient of the input, as [C, tap, O] with the taps from the last to the first.
+
+    A block is read as it lies in memory; what comes out of it lies together too, but for the taps.
+    """
+    wide: tl.constexpr = C * AREA
+    along: tl.constexpr = (wide + BK - 1) // BK
+    blocks: tl.constexpr = (O + BO - 1) // BO * along
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    if BACK:
-        o = at % O
-        tap = AREA - 1 - at // O % AREA
-        c = at // (O * AREA)
-    else:
-        c = at % C
-        tap = at // C % AREA
-        o = at // (C * AREA)
-    value = tl.load(w + row * w_row + (o * C + c) * AREA + tap, mask=at < size, other=0.0)
-    tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=at < size)
+    o = (tl.program_id(0) % blocks // along * BO + tl.arange(0, BO))[:, None]
+    k = (tl.program_id(0) % along * BK + tl.arange(0, BK))[None, :]
+    inside = (o < O) & (k < wide)
+    value = tl.load(w + row * w_row + o * wide + k, mask=inside, other=0.0).to(out.dtype.element_ty)
+    at = (k // AREA * AREA + AREA - 1 - k % AREA) * O + o if BACK else o * wide + k % AREA * C + k // AREA
+    tl.store(out + row * (O * wide) + at, value, mask=inside)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -370,16 +397,19 @@ def _unpool_kernel(
 def _convolve(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], out: Sequence[int], *, size: Sequence[int],
     outputs: int, by_tap: bool, relu: bool = False, pool: bool = False, planar: bool = False, gate: Tensor | None = None,
-    scale: float = 1.0, config: Blocks | None = None,
+    scale: float = 1.0, into: Tensor | None = None, config: Blocks | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x [R, B, C, H, W] with w [R, outputs, depth] -> [R, B, outputs, *out]; the channels are last in memory, or first if `planar`."""
+    """x [R, B, C, H, W] with w [R, outputs, depth] -> [R, B, outputs, *out]; the channels are last in memory, or first if `planar`.
+
+    With `into`, the result is written there, and `gate` lies in memory as it does.
+    """
     rows, batch, channels, high, wide = x.shape
     shape = (rows, batch, outputs, *out) if planar else (rows, batch, *out, outputs)
-    if gate is None:
+    if into is not None:
+        y = into
+    else:
         y = torch.empty(shape, device=x.device, dtype=x.dtype)
         y = y if planar else y.permute(0, 1, 4, 2, 3)
-    else:  # the result lies in memory as the tensor that masks it
-        y = torch.empty_strided(gate.shape, gate.stride(), device=x.device, dtype=x.dtype)
     which = torch.empty_strided(y.shape, y.stride(), device=x.device, dtype=torch.uint8) if pool else y
     m = batch * out[0] * out[1]
     bm, bn, bk, warps, stages = config or _convolution_blocks(outputs, channels, size[0] * size[1] * channels, by_tap, pool, x.dtype)
@@ -402,7 +432,7 @@ def _convolution_blocks(outputs: int, channels: int, depth: int, by_tap: bool, p
     bk = 32 if channels % 32 == 0 else 16
     if dtype == torch.bfloat16:
         return (64, bn, bk, 4, 3) if pool else (128, bn, 64 if channels % 64 == 0 else bk, 4, 3)
-    return (64, bn, bk, 4, 2) if pool else (128, bn, bk, 8, 3)
+    return (64, bn, bk, 4, 2) if pool else (128, 128 if outputs % 128 == 0 and not three else bn, bk, 8, 3)
 
 
 def _by_tap(x: Tensor) -> bool:
@@ -414,8 +444,9 @@ def _turned(weight: Tensor, back: bool, dtype: torch.dtype) -> Tensor:
     rows, outputs, channels, *size = weight.shape
     area = size[0] * size[1]
     out = torch.empty(rows, channels if back else outputs, area * (outputs if back else channels), device=weight.device, dtype=dtype)
-    _turn_kernel[(rows * triton.cdiv(weight[0].numel(), 1024),)](
-        weight, out, weight.stride(0), C=channels, O=outputs, AREA=area, BACK=back, BLOCK=1024
+    bo, bk = (32, 64) if back else (1, 1024)
+    _turn_kernel[(rows * triton.cdiv(outputs, bo) * triton.cdiv(channels * area, bk),)](
+        weight, out, weight.stride(0), C=channels, O=outputs, AREA=area, BACK=back, BO=bo, BK=bk
     )
     return out
 
@@ -439,6 +470,32 @@ def convolution(
     more: dict[str, Any] = {"size": weight.shape[3:], "outputs": weight.shape[1], "by_tap": by_tap}
     y, which = _convolve(x, w, bias, stride, padding, out, **more, relu=relu, pool=pool, planar=planar)
     return y, which if pool else x.new_empty(0, dtype=torch.uint8)
+
+
+def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], scale: float) -> Tensor:
+    """The gradient of a convolution's input, in the layout of x if it is masked by it, else with the channels last in memory.
+
+    Pixels that lie `stride` apart see the same taps, every stride-th one: together they are a convolution of dy without a stride.
+    """
+    rows, batch, channels, high, wide = x.shape
+    by_tap, size = _by_tap(dy), weight.shape[3:]
+    dx = torch.empty(rows, batch, high, wide, channels, device=x.device, dtype=dy.dtype).permute(0, 1, 4, 2, 3)
+    dx = torch.empty_strided(x.shape, x.stride(), device=x.device, dtype=dy.dtype) if scale else dx
+    if any(step > taps for step, taps in zip(stride, size, strict=True)):
+        dx.zero_()  # there are pixels that no tap sees
+    for first in itertools.product(*(range(min(step, side)) for step, side in zip(stride, x.shape[3:], strict=True))):
+        tap = [(first[i] + padding[i]) % stride[i] for i in range(2)]
+        some = weight[..., tap[0] :: stride[0], tap[1] :: stride[1]]
+        if not some.numel():
+            continue
+        turned = _turned(contiguous_last(some, 4), True, dy.dtype) if by_tap else some.flip(3, 4).transpose(1, 2).to(dy.dtype).contiguous()
+        around = [some.shape[3 + i] - 1 - (first[i] + padding[i]) // stride[i] for i in range(2)]
+        here = (..., slice(first[0], None, stride[0]), slice(first[1], None, stride[1]))
+        _convolve(
+            dy, turned, None, [1, 1], around, dx[here].shape[3:], size=some.shape[3:], outputs=channels, by_tap=by_tap,
+            gate=x[here] if scale else None, scale=scale, into=dx[here],
+        )  # fmt: skip
+    return dx
 
 
 def _weight_gradient(
@@ -510,20 +567,22 @@ def convolution_backward_(
         dy = _as(which, dy)
     elif dy.stride(2) != 1 or not dy.permute(0, 1, 3, 4, 2).is_contiguous():
         dy = dy.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-    dx = x.new_empty(0)
-    if wanted:
-        by_tap = _by_tap(dy)
-        turned = _turned(weight, True, dy.dtype) if by_tap else weight.flip(3, 4).transpose(1, 2).to(dy.dtype).contiguous()
-        around = [size[i] - 1 - padding[i] for i in range(2)]
-        more: dict[str, Any] = {"size": size, "outputs": channels, "by_tap": by_tap, "gate": x if scale else None, "scale": scale}
-        dx, _ = _convolve(dy, turned, None, [1, 1], around, x.shape[3:], **more)
+    dx = _input_gradient(dy, x, weight, stride, padding, scale) if wanted else x.new_empty(0)
     pieces, thin = _weight_gradient(x, dy, size, stride, padding, which)
+    area, more = size[0] * size[1], {"O": outputs, "HAS_BIAS": db is not None, "SUBTRACT": subtract, "TOGETHER": 4, "num_warps": 4}
+    by_row = (dw.stride(0), 0 if db is None else db.stride(0))
+    if thin:
+        _add_thin_pieces_kernel[(rows * triton.cdiv(outputs * pieces.shape[3], 512),)](
+            pieces, dw, db, pieces.shape[1], *by_row, depth=area * channels, BLOCK=512, **more
+        )
+        return dx
     if db is not None and sums is None:
-        sums = pieces if thin else dy.sum((1, 3, 4), dtype=torch.float32).unsqueeze(1)
-    _add_pieces_kernel[(rows * triton.cdiv(outputs * pieces.shape[3], 512),)](
-        pieces, sums, dw, db, pieces.shape[1], 0 if sums is None else sums.shape[1], dw.stride(0), 0 if db is None else db.stride(0),
-        C=channels, O=outputs, AREA=size[0] * size[1], THIN=thin, HAS_BIAS=db is not None, SUBTRACT=subtract,
-        BLOCK=512, SUMS=rounded(outputs), TOGETHER=4, num_warps=4,
+        sums = dy.sum((1, 3, 4), dtype=torch.float32).unsqueeze(1)
+    bt = triton.next_power_of_2(area)
+    bc = min(max(1, 1024 // bt), rounded(channels))
+    _add_pieces_kernel[(rows * outputs * triton.cdiv(channels, bc),)](
+        pieces, sums, dw, db, pieces.shape[1], 0 if sums is None else sums.shape[1], *by_row, C=channels, AREA=area, BT=bt, BC=bc,
+        SUMS=rounded(outputs), **more,
     )  # fmt: skip
     return dx
 
