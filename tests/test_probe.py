@@ -37,7 +37,7 @@ class Asks:
 
     def hear(self, state: dict[str, Array], plan: Plan, seen: Seen) -> dict[str, Array]:
         assert plan is self.question.rows
-        update = {f"update.{row}": value for row, value in (seen.update or {}).items()}
+        update = {f"update.{row}": value.numpy() for row, value in (seen.update or {}).items()}
         return {**state, "norm": seen.norm, "loss": seen.loss, "ok": seen.ok, **update}
 
     def draw(self, *_: Any) -> Plan:

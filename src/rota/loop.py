@@ -88,7 +88,7 @@ class State:
         """What the server holds between rounds."""
         tensors = [*self.estimator.values(), *(t for moments in self.server for t in moments.values())]
         arrays = [*self.sampler.values(), *self.availability.values()]
-        return sum(m.nbytes for m in self.models) + sum(a.nbytes for a in arrays) + sum(t.nbytes for t in tensors)
+        return sum(int(each.nbytes) for each in [*self.models, *arrays, *tensors])
 
 
 def begin(experiment: Experiment, engine: Engine) -> State:

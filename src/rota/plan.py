@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from rota import rng
 from rota.data.federation import Array, Federation
 
-State = dict[str, Array]
-"""What a policy remembers between rounds: named arrays, and nothing else, so that a checkpoint holds all of it."""
+State = dict[str, Any]
+"""What a policy remembers between rounds: named arrays, and nothing else, so that a checkpoint holds all of it. Clients' updates
+are tensors, on the device they came from; those of a checkpoint are arrays at first."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -161,8 +162,8 @@ class Seen:
     """What the server saw of each plan row, as arrays over rows (NaN for rows that failed): all that policies learn from.
 
     `norm` is the norm of what the estimator weighs: the update, or what it differs by from one that is remembered. `pace` is the row's
-    learning rate in parts of the largest of all models'. The updates themselves are kept (row -> update) only for a sampler that
-    needs them.
+    learning rate in parts of the largest of all models'. The updates themselves are kept (row -> update, on their device) only for a
+    sampler that needs them.
     """
 
     norm: Array
@@ -170,7 +171,7 @@ class Seen:
     examples: Array
     seconds: Array
     reason: list[str]
-    update: dict[int, Array] | None = None
+    update: dict[int, Tensor] | None = None
     pace: Array | float = 1.0
 
     @classmethod
@@ -193,4 +194,4 @@ class Seen:
         for row, reason in zip(chunk.rows, chunk.reason, strict=True):
             self.reason[row] = reason
         if self.update is not None:
-            self.update |= dict(zip(rows.tolist(), chunk.update.cpu().numpy()[ok], strict=True))
+            self.update |= dict(zip(rows.tolist(), chunk.update[torch.from_numpy(ok).to(chunk.update.device)], strict=True))

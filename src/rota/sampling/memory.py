@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rota.data.federation import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 
 MOST = 5_000
-BLOCK = 1 << 13  # columns that are multiplied in single precision; the products are added up in double
+BLOCK = 1 << 13  # columns that are multiplied at once on a CPU, where they stay in its cache; on a GPU, eight times as many
 
 
 def begin(shares: Array) -> State:
@@ -18,7 +20,7 @@ def begin(shares: Array) -> State:
     if clients > MOST:
         raise BadInput(f"this sampler compares every client with every other: {clients:,} clients are more than the {MOST:,} it can take")
     state: State = {"known": np.zeros(shares.shape, bool)} | {f"gram.{s}": np.zeros((clients, clients)) for s in range(models)}
-    return state | {f"update.{s}.{client}": np.zeros(0, np.float32) for s in range(models) for client in range(clients)}
+    return state | {f"update.{s}.{client}": torch.zeros(0) for s in range(models) for client in range(clients)}
 
 
 def remember(state: State, plan: Plan, seen: Seen) -> State:
@@ -29,12 +31,14 @@ def remember(state: State, plan: Plan, seen: Seen) -> State:
     for s in np.unique(plan.model[back]).tolist():
         rows = back[plan.model[back] == s]
         clients = plan.client[rows]
-        fresh = np.stack([seen.update[row] for row in rows.tolist()]).astype(np.float32, copy=False)
+        fresh = torch.stack([seen.update[row] for row in rows.tolist()]).float()
         for client, update in zip(clients.tolist(), fresh, strict=True):
-            new[f"update.{s}.{client}"] = update.copy()  # a view would keep all of them
+            new[f"update.{s}.{client}"] = update.clone()  # a view would keep all of them
         new["known"][s, clients] = True
         known = np.flatnonzero(new["known"][s])
-        products = _products(fresh, [new[f"update.{s}.{client}"] for client in known.tolist()])
+        for name in (f"update.{s}.{client}" for client in known.tolist()):
+            new[name] = torch.as_tensor(new[name], device=fresh.device)  # a checkpoint's are arrays
+        products = _products(fresh, [new[f"update.{s}.{client}"] for client in known.tolist()]).cpu().numpy()
         gram = state[f"gram.{s}"].copy()
         gram[np.ix_(clients, known)] = products
         gram[np.ix_(known, clients)] = products.T
@@ -42,15 +46,15 @@ def remember(state: State, plan: Plan, seen: Seen) -> State:
     return new
 
 
-def _products(some: Array, everybody: list[Array]) -> Array:
-    out = np.zeros((len(some), len(everybody)))
-    block = np.empty((len(everybody), BLOCK), np.float32)
-    for start in range(0, some.shape[1], BLOCK):
-        mine = some[:, start : start + BLOCK]
-        theirs = block[:, : mine.shape[1]]
-        for row, update in zip(theirs, everybody, strict=True):
-            row[:] = update[start : start + BLOCK]
-        out += mine @ theirs.T
+def _products(some: Tensor, everybody: list[Tensor]) -> Tensor:
+    """All inner products, in double precision; a CPU makes those of a block in single precision, which is twice as fast."""
+    out = torch.zeros(len(some), len(everybody), dtype=torch.float64, device=some.device)
+    width, kind = (8 * BLOCK, torch.float64) if some.is_cuda else (BLOCK, torch.float32)
+    block = some.new_empty(len(everybody), width)
+    for start in range(0, some.shape[1], width):
+        mine = some[:, start : start + width]
+        theirs = torch.stack([update[start : start + width] for update in everybody], out=block[:, : mine.shape[1]])
+        out += mine.to(kind) @ theirs.to(kind).T
     return out
 
 

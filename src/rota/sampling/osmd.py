@@ -59,7 +59,7 @@ class Osmd:
 
     def rates(self, state: State, shares: Array) -> Array:
         trust = np.exp(state["trust"] - state["trust"].max(axis=0))
-        q = np.einsum("es,esn->sn", trust / trust.sum(axis=0), state["q"])
+        q = ((trust / trust.sum(axis=0)).T[:, None] @ state["q"].swapaxes(0, 1))[:, 0]  # the experts' mean
         if self.procedure == "independent":
             return fill(q, self.budget, shares)
         return self.budget * draw.restrict(q, shares)
@@ -74,16 +74,34 @@ class Osmd:
         # a_i / (K^2 q_i), the draw's estimate of a_i / K, in units of the scale; where all are 0 there is no scale yet
         estimate = np.nan_to_num(times(plan, back, rates, shares) * back.score**2 / (self.budget * rates[at]) / scale[back.model])
         q, trust = np.empty_like(state["q"]), state["trust"].copy()
-        whole = self.budget if self.procedure == "independent" else 1.0
-        for expert, (old, eta) in enumerate(zip(state["q"], state["eta"], strict=True)):
+        for new, old, eta, faith in zip(q, state["q"], state["eta"], trust, strict=True):
             step, largest = eta[back.model] * estimate / old[at] ** 2, np.zeros(len(scale))
             np.maximum.at(largest, back.model, step)
-            moved = old * np.exp(-largest)[:, None]  # the projection is of the ratios alone, and nothing can overflow
-            moved[at] = old[at] * np.exp(step - largest[back.model])
-            q[expert] = fill(moved, whole, old, self.alpha) / whole
-            loss = np.bincount(back.model, estimate / old[at], minlength=len(scale))
-            trust[expert] -= state["gamma"] * np.nan_to_num(np.sqrt(scale)) * loss
+            np.multiply(old, np.exp(-largest)[:, None], out=new)  # the projection is of the ratios alone, and nothing can overflow
+            new[at] = old[at] * np.exp(step - largest[back.model])
+            self.project(new, old)
+            faith -= state["gamma"] * np.nan_to_num(np.sqrt(scale)) * np.bincount(back.model, estimate / old[at], minlength=len(scale))
         return {**state, "q": q, "trust": trust, "scale": scale}
+
+    def project(self, q: Array, old: Array) -> None:
+        """The Bregman projection, in place, for each model's clients: those that `old` has."""
+        for row, owners in zip(q, old > 0, strict=True):
+            if owners.all():
+                lift(row, self.alpha / len(row))
+            elif owners.any():
+                some = row[owners]
+                lift(some, self.alpha / len(some))
+                row[owners] = some
+
+
+def lift(q: Array, least: float) -> None:
+    """q <- max(least, c q) with the c for which it sums to 1. The more are lifted, the smaller is c, so that a few passes find it."""
+    total, lifted = q.sum(), -1
+    c = 1 / total
+    while lifted < (lifted := int(np.count_nonzero(low := q < least / c))) < len(q):
+        c = (1 - lifted * least) / (total - q[low].sum())
+    q *= c if lifted < len(q) else 0.0
+    np.maximum(q, least, out=q)
 
 
 @dataclass(frozen=True)
@@ -114,3 +132,6 @@ class OsmdIndependent(Osmd):
     """
 
     procedure: ClassVar[draw.Procedure] = "independent"
+
+    def project(self, q: Array, old: Array) -> None:
+        q[:] = fill(q, self.budget, old, self.alpha) / self.budget

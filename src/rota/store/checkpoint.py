@@ -106,7 +106,8 @@ def _tensors(state: State) -> dict[str, Tensor]:
         named |= {f"model.{s}.params": model.params, f"model.{s}.buffers": model.buffers}
         named |= {f"server.{s}.{name}": value for name, value in moments.items()}
     for policy, arrays in (("sampler", state.sampler), ("availability", state.availability)):
-        named |= {f"{policy}.{name}": torch.from_numpy(np.array(value, order="C")) for name, value in arrays.items()}
+        for name, value in arrays.items():
+            named[f"{policy}.{name}"] = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
     named |= {f"estimator.{name}": value for name, value in state.estimator.items()}
     out: dict[str, Tensor] = {}
     taken = set()
