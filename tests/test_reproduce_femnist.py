@@ -21,6 +21,7 @@ from rota import data
 from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.reproduce import estimate, kvib_femnist_page, run, write_page
+from rota.reproduce.chart import COLOURS
 from rota.reproduce.kvib_femnist_page import TITLES, Found, against, gigabytes_to, last, report, rounds_to, runs_of
 from rota.sampling import SAMPLERS, Aocs, Ocs
 
@@ -272,6 +273,12 @@ def test_the_page(tmp_path: Path) -> None:
     assert line.startswith("| uniform | +7.00 (+7.00 to +7.00) |")
     assert line.endswith("| – | 3 |")
     assert {path.stem for path in tmp_path.glob("*.svg")} == {f"kvib-femnist-v1-{name}" for name in ("accuracy", "loss", "others")}
+
+
+def test_lines_of_a_chart_look_different() -> None:
+    some = found(*(part(method, 0.9) for method in femnist.METHODS))
+    for chart in report(some, [*some], False).charts:
+        assert len({(line.colour % len(COLOURS), line.dashed) for line in chart.lines}) == len(chart.lines)
 
 
 def test_a_page_of_nothing(tmp_path: Path) -> None:

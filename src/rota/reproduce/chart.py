@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito: told apart by all eyes
+DASHES = ("none", "5 4", "1.5 3")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 64, 170, 36, 48
 
 
@@ -19,7 +20,8 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     colour: int = 0
-    dashed: bool = False
+    dashed: int = 0
+    """A place in DASHES."""
     band: tuple[Sequence[float], Sequence[float]] | None = None
     """The least and the largest y it may as well have: drawn as a shade."""
 
@@ -90,8 +92,8 @@ def ticks(values: list[float]) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
-def _stroke(path: str, colour: str, dashed: bool = False, width: float = 1) -> str:
-    dashes = ' stroke-dasharray="5 4"' if dashed else ""
+def _stroke(path: str, colour: str, dashed: int = 0, width: float = 1) -> str:
+    dashes = f' stroke-dasharray="{DASHES[dashed]}"' if dashed else ""
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dashes}/>'
 
 

@@ -167,7 +167,7 @@ def _chart(
             points = [interval(values) for values in np.array([drawn(run[name]) for run in runs]).T.tolist()]
             band = ([p.low for p in points], [p.high for p in points]) if len(runs) > 2 else None
             y = [point.mean for point in points]
-            lines.append(Line(TITLES[method], runs[0]["tests"], y, place, place >= len(COLOURS), band))
+            lines.append(Line(TITLES[method], runs[0]["tests"], y, place, place // len(COLOURS), band))
     return Chart(f"v{version}-{file}", title, "round", label, lines)
 
 
