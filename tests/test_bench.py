@@ -261,8 +261,11 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
     status, out, err = call("growth", "--json", "--rounds", 2, "--device", "cpu")
     rows = json.loads(out)
     assert status == 0, err
-    assert [(row["clients"], row["cohort"]) for row in rows] == [(5, 2), (20, 2), (20, 3), (20, 1), (20, 3), (6, 4)]
-    assert [row["model"] for row in rows] == ["logistic"] * 5 + ["cnn"]
+    first, others, last = rows[:3], rows[3:-3], rows[-3:]
+    assert [(row["clients"], row["cohort"]) for row in (*first, *last)] == [(5, 2), (20, 2), (20, 3), (20, 1), (20, 3), (6, 4)]
+    assert {row["sampler"] for row in (*first, *last)} == {"kvib"}
+    assert [(row["clients"], row["cohort"], row["sampler"]) for row in others] == [(20, 3, name) for name in growth.OTHERS]
+    assert [row["model"] for row in rows] == ["logistic"] * (len(rows) - 1) + ["cnn"]
     for row in rows:
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]

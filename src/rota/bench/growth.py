@@ -16,11 +16,14 @@ from rota.engine import make
 from rota.estimate import FedAvg
 from rota.loop import Experiment
 from rota.plan import Plan, Seen, State, Task
-from rota.sampling import KVib, Sampler
+from rota.sampling import SAMPLERS, Sampler
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
 COHORTS = (1, 10, 100, 1_000)
 COHORT, AMONG = 10, 10_000  # the cohort while the clients grow, and the clients while the cohort grows
+LEARNS = "kvib"  # a sampler that learns has the most to do
+OTHERS = ("uniform", "proportional", "vrb", "mabs", "avare", "osmd", "osmd-adaptive", "osmd-independent", "clustered-size")
+"""Unbiased ones that ask nobody before they draw: of the most clients, with the largest cohort."""
 FLEET = (100_000, 1_000)  # clients and cohort of McMahan's CNN
 EXAMPLES = 5  # of each client
 
@@ -51,17 +54,18 @@ class Timed:
 def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Logistic regression: a row for every number of clients, then one for every cohort; and a large round of a large network."""
     rows = []
-    pairs = [(n, COHORT) for n in CLIENTS] + [(CLIENTS[-1], COHORTS[-1])] + [(AMONG, cohort) for cohort in COHORTS]
+    todo = [(n, COHORT, LEARNS) for n in CLIENTS] + [(CLIENTS[-1], COHORTS[-1], sampler) for sampler in (LEARNS, *OTHERS)]
+    todo += [(AMONG, cohort, LEARNS) for cohort in COHORTS]
     held: Federation | None = None
-    for clients, cohort in pairs:
+    for clients, cohort, sampler in todo:
         if held is None or held.clients != clients:
             say(f"growth: making {clients:,} clients")
             held = data.synthetic(clients=clients, examples=EXAMPLES)
-        say(f"growth: {clients:,} clients, {cohort:,} a round")
-        rows.append(_measure("logistic", held, cohort, device, rounds))
+        say(f"growth: {clients:,} clients, {cohort:,} a round, {sampler}")
+        rows.append(_measure("logistic", held, cohort, sampler, device, rounds))
     clients, cohort = FLEET
     say(f"growth: {clients:,} clients, {cohort:,} CNNs a round")
-    return [*rows, _measure("cnn", _digits(clients), cohort, device, rounds)]
+    return [*rows, _measure("cnn", _digits(clients), cohort, LEARNS, device, rounds)]
 
 
 def _digits(clients: int) -> Federation:
@@ -73,9 +77,10 @@ def _digits(clients: int) -> Federation:
     return Federation("made-up mnist", *parts, 10)
 
 
-def _measure(model: str, federation: Federation, cohort: int, device: str, rounds: int) -> dict[str, Any]:
+def _measure(model: str, federation: Federation, cohort: int, sampler: str, device: str, rounds: int) -> dict[str, Any]:
     task = Task(models.MODELS[model], federation, lr=0.05, batch=EXAMPLES)
-    timed = Timed(KVib(budget=cohort))  # a sampler that learns has the most to do
+    options: dict[str, Any] = {"budget": cohort}
+    timed = Timed(SAMPLERS[sampler](**options))
     experiment = Experiment([task], timed, FedAvg(), rounds=rounds + 3, evaluate=rounds + 3)
     machine = make("batched", [task], experiment.devices, 0, device)
     state = loop.begin(experiment, machine)
@@ -96,7 +101,7 @@ def _measure(model: str, federation: Federation, cohort: int, device: str, round
         "model": model,
         "clients": federation.clients,
         "cohort": cohort,
-        "sampler": "kvib",
+        "sampler": sampler,
         "server_seconds_per_round": server,
         "server_share": server / whole,
     }
