@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from rota.engine.kernels import convolutions, linears
+from rota.engine.kernels import common, convolutions, filters, linears
 
 BANDWIDTH = 4.3e12
 Config = tuple[int, ...]
@@ -110,9 +110,9 @@ class Image:
         if self.pool and not self.last:
             dy = dy[:, :, :, ::2, ::2]
             which = torch.randint(0, 4, dy.permute(0, 1, 3, 4, 2).shape, device="cuda").to(torch.uint8).permute(0, 1, 4, 2, 3)
-            dy = convolutions._as(which, dy)
+            dy = common.laid_as(which, dy)
         sizes = ([self.kernel] * 2, [1, 1], [self.padding] * 2)
-        return lambda config: convolutions._weight_gradient(x, dy, *sizes, which, config)[0], (x.numel() + dy.numel()) * x.element_size()
+        return lambda config: filters.weight_gradient(x, dy, *sizes, which, config), (x.numel() + dy.numel()) * x.element_size()
 
 
 def product(*choices: tuple[int, ...]) -> list[Config]:

@@ -22,6 +22,7 @@ from rota.engine import schedule as schedules
 from rota.models import MODELS
 from rota.models.text import recurrent
 from rota.plan import Plan, Task
+from rota.sampling import memory
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
@@ -236,6 +237,12 @@ def test_batch_norm(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> N
         assert apart(alone[0], out[1]) < 1e-5
         back = kernels.batch_norm_backward(g[1], x[1], *alone[1:3], row[0], mask[1])
         assert all(apart(mine, whole[1]) < (1e-4 if dtype == torch.float32 else 1e-2) for mine, whole in zip(back, gradients, strict=True))
+
+
+@pytest.mark.usefixtures("precision")
+def test_samplers_multiply_updates_in_whole_precision() -> None:
+    updates = draw(9, 70_000)
+    assert apart(memory._products(updates[:3], [*updates]), updates[:3].double() @ updates.double().T) < 1e-12
 
 
 @pytest.mark.parametrize(("batch", "classes"), [(10, 10), (600, 10), (7, 80), (33, 1000)])
