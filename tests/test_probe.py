@@ -15,7 +15,7 @@ from rota import loop, weights
 from rota.data.federation import Array, Federation
 from rota.engine import ENGINES, Engine, make
 from rota.estimate import FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
-from rota.plan import Plan, Question, Seen, Task
+from rota.plan import Chunk, Plan, Question, Seen, Task
 from rota.sampling import SAMPLERS, Uniform, draw, variance
 
 SIZES = [5, 12, 20, 31, 8, 17]
@@ -55,6 +55,14 @@ def one_round(task: Task, sampler: Any, engine: str = "sequential", estimator: A
     machine = make(engine, [task], DEVICES, 0, "cpu")
     experiment = rota.Experiment([task], sampler, estimator, devices=DEVICES)
     return *loop.play(experiment, machine, loop.begin(experiment, machine)), machine
+
+
+def test_updates_of_rows_that_failed_are_not_kept() -> None:
+    updates, ones = torch.arange(12.0).view(3, 4), np.ones(3)
+    seen = Seen.nothing(5, updates=True)
+    seen.add(Chunk(np.array([4, 0, 2]), 0, 0.1, updates, updates[:, :0], ones, ones, ones, ones, ["", "it failed", ""]))
+    assert seen.update is not None
+    assert {row: update.tolist() for row, update in seen.update.items()} == {4: [0, 1, 2, 3], 2: [8, 9, 10, 11]}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
