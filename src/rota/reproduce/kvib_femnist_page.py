@@ -132,7 +132,7 @@ def _claims(found: dict[str, Found], version: int) -> dict[str, bool]:
 
 
 def _charts(found: dict[str, Found], version: int) -> list[Chart]:
-    """Accuracy and loss of what S1 compares and of the optimum; accuracy of K-Vib and all others."""
+    """Accuracy and loss of what S1 compares and of the optimum, then of K-Vib, the optimum and all others."""
     main = ["kvib", *CLAIMED, "optimal"]
     others = ["kvib", "optimal", *(method for method in TITLES if method not in main)]
 
@@ -146,6 +146,7 @@ def _charts(found: dict[str, Found], version: int) -> list[Chart]:
         _chart(found, version, "accuracy", f"v{version}: test accuracy", "accuracy, %", main, "accuracy", draw_accuracy),
         _chart(found, version, "loss", f"v{version}: test loss", "log10 loss", main, "loss", draw_loss),
         _chart(found, version, "others", f"v{version}: test accuracy, other samplers", "accuracy, %", others, "accuracy", draw_accuracy),
+        _chart(found, version, "others-loss", f"v{version}: test loss, other samplers", "log10 loss", others, "loss", draw_loss),
     ]
     return [chart for chart in charts if len(chart.lines) > 1]
 
