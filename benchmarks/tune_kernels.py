@@ -92,17 +92,17 @@ class Image:
         w = torch.randn(rows, self.outputs, depth, device="cuda").to(dtype if self.last else torch.float32)
         bias = torch.randn(rows, self.outputs, device="cuda")
         out = [self.out // 2 if self.pool else self.out] * 2
-        more = {"size": [self.kernel] * 2, "outputs": self.outputs, "by_tap": self.last, "relu": True, "pool": self.pool}
-        more["planar"] = self.pool and self.last
-        run = lambda config: convolutions._convolve(x, w, bias, [1, 1], [self.padding] * 2, out, **more, config=config)[0]  # noqa: E731
-        return run, (x.numel() + rows * self.batch * self.outputs * out[0] ** 2) * x.element_size()
+        y = convolutions._images(x, self.outputs, out, self.pool and self.last)
+        more = {"size": [self.kernel] * 2, "by_tap": self.last, "relu": True, "pool": self.pool}
+        run = lambda config: convolutions._convolve(x, w, bias, [1, 1], [self.padding] * 2, y, **more, config=config)  # noqa: E731
+        return run, (x.numel() + y.numel()) * x.element_size()
 
     def back(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
         x, dy = self.x(rows, dtype), self.dy(rows, dtype)
         w = torch.randn(rows, self.channels, self.outputs * self.kernel**2, device="cuda").to(dtype)
-        more = {"size": [self.kernel] * 2, "outputs": self.channels, "by_tap": True, "gate": x, "into": torch.empty_like(x)}
-        around = [self.kernel - 1 - self.padding] * 2
-        run = lambda config: convolutions._convolve(dy, w, None, [1, 1], around, x.shape[3:], **more, config=config)[0]  # noqa: E731
+        dx, around = torch.empty_like(x), [self.kernel - 1 - self.padding] * 2
+        more = {"size": [self.kernel] * 2, "by_tap": True, "gate": x}
+        run = lambda config: convolutions._convolve(dy, w, None, [1, 1], around, dx, **more, config=config)  # noqa: E731
         return run, (2 * x.numel() + dy.numel()) * x.element_size()
 
     def weights(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:

@@ -52,12 +52,12 @@ class Timed:
 
 
 def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Logistic regression: a row for every number of clients, then one for every cohort; and a large round of a large network."""
+    """Logistic regression: a row for every number of clients, sampler and cohort; and a large round of a large network."""
     rows = []
-    todo = [(n, COHORT, LEARNS) for n in CLIENTS] + [(CLIENTS[-1], COHORTS[-1], sampler) for sampler in (LEARNS, *OTHERS)]
-    todo += [(AMONG, cohort, LEARNS) for cohort in COHORTS]
+    settings = [(n, COHORT, LEARNS) for n in CLIENTS] + [(CLIENTS[-1], COHORTS[-1], sampler) for sampler in (LEARNS, *OTHERS)]
+    settings += [(AMONG, cohort, LEARNS) for cohort in COHORTS]
     held: Federation | None = None
-    for clients, cohort, sampler in todo:
+    for clients, cohort, sampler in settings:
         if held is None or held.clients != clients:
             say(f"growth: making {clients:,} clients")
             held = data.synthetic(clients=clients, examples=EXAMPLES)

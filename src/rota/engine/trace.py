@@ -11,22 +11,20 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call, grad
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rota.engine import local
+from rota.engine.functional import Functional
 from rota.engine.rules import Rows, on_gpu
-from rota.models.text import recurrent
 from rota.plan import Task
 
 aten = torch.ops.aten
@@ -61,86 +59,6 @@ class Layout:
         """The tensors as views of a flat vector, or of a matrix with one such vector a row."""
         pieces = flat.split([shape.numel() for shape in self.shapes], dim=-1)
         return [piece.view(*flat.shape[:-1], *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-
-
-class Functional(local.Dropout):
-    """Beside addressed dropout, makes BatchNorm pure: the batch's statistics count only real examples, and new running ones are noted.
-
-    `mask` is 1 for an example and 0 for padding. On a GPU an LSTM layer's steps in time are one operator.
-    """
-
-    def __init__(self, key: Tensor, step: Tensor, mask: Tensor) -> None:
-        super().__init__(key)
-        self.start(step)
-        self.address = (key, step) if on_gpu(mask) else None
-        self.mask = mask
-        self.changed: list[tuple[Tensor, Tensor]] = []
-
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is F.batch_norm:
-            return self._batch_norm(*args, **(kwargs or {}))
-        if func is recurrent and _has_kernels(*args, **(kwargs or {})):
-            return _recurrent(*args, **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def draw(self, n: int) -> Tensor:
-        if self.address is None:
-            return super().draw(n)
-        drawn: Tensor = local.uniform_at(*self.address, self.calls, n)  # on a GPU an operator is a launch
-        return drawn
-
-    def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if not training and running_mean is not None:
-            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        rounded = input.dtype == torch.bfloat16 and torch.is_autocast_enabled(input.device.type)  # then what follows is float32
-        if on_gpu(self.mask) and (rounded or input.dtype == torch.float32):
-            from rota.engine import kernels
-
-            out, mean, _, unbiased = kernels.BatchNorm.apply(input, weight, bias, self.mask, eps)  # type: ignore[no-untyped-call]
-            self._note(running_mean, running_var, mean, unbiased, momentum)
-            return out  # type: ignore[no-any-return]
-        dims = [0, *range(2, input.dim())]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        real = self.mask.view(-1, *[1] * (input.dim() - 1)).to(input.dtype)
-        count = (real.sum() * (input[0, 0].numel())).clamp(min=1)
-        mean = (input * real).sum(dims) / count
-        apart = input - mean.view(shape)
-        var = (apart * apart * real).sum(dims) / count
-        self._note(running_mean, running_var, mean, var * count / (count - 1).clamp(min=1), momentum)
-        out = apart * torch.rsqrt(var + eps).view(shape)
-        if weight is not None:
-            out = out * weight.view(shape)
-        return out if bias is None else out + bias.view(shape)
-
-    def _note(self, running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, unbiased: Tensor, momentum: float) -> None:
-        """Note the new running statistics, if there are any."""
-        if running_mean is None or running_var is None:
-            return
-        pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum  # a row that has finished keeps its statistics
-        for running, now in ((running_mean, mean), (running_var, unbiased)):
-            self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace)))
-
-
-def _has_kernels(inputs: Tensor, weight: Tensor) -> bool:
-    """Whether there are kernels for an LSTM layer with these weights; autocast may have rounded its inputs."""
-    return on_gpu(weight) and inputs.dtype in (torch.float32, torch.bfloat16)
-
-
-def _recurrent(inputs: Tensor, weight: Tensor) -> Tensor:
-    from rota.engine import kernels
-
-    hidden: Tensor = kernels.Recurrent.apply(inputs, weight)[0]  # type: ignore[no-untyped-call]
-    return hidden
 
 
 @contextmanager

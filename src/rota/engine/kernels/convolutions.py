@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -173,21 +172,15 @@ def _turn_kernel(
 
 
 def _convolve(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], out: Sequence[int], *, size: Sequence[int],
-    outputs: int, by_tap: bool, relu: bool = False, pool: bool = False, planar: bool = False, gate: Tensor | None = None,
-    scale: float = 1.0, into: Tensor | None = None, config: Blocks | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x [R, B, C, H, W] with w [R, outputs, depth] -> [R, B, outputs, *out]; the channels are last in memory, or first if `planar`.
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], y: Tensor, *, size: Sequence[int],
+    by_tap: bool, relu: bool = False, pool: bool = False, gate: Tensor | None = None, scale: float = 1.0, config: Blocks | None = None,
+) -> Tensor:  # fmt: skip
+    """x [R, B, C, H, W] with w [R, outputs, depth], written into y [R, B, outputs, ...]; `gate` lies in memory as y does.
 
-    With `into`, the result is written there, and `gate` lies in memory as it does.
+    The result says which of its four pixels each window took; without pooling it means nothing.
     """
     rows, batch, channels, high, wide = x.shape
-    shape = (rows, batch, outputs, *out) if planar else (rows, batch, *out, outputs)
-    if into is not None:
-        y = into
-    else:
-        y = torch.empty(shape, device=x.device, dtype=x.dtype)
-        y = y if planar else y.permute(0, 1, 4, 2, 3)
+    outputs, *out = y.shape[2:]
     which = torch.empty_strided(y.shape, y.stride(), device=x.device, dtype=torch.uint8) if pool else y
     m = batch * out[0] * out[1]
     bm, bn, bk, warps, stages = config or _convolution_blocks(outputs, channels, size[0] * size[1] * channels, by_tap, pool, x.dtype)
@@ -199,7 +192,7 @@ def _convolve(
         y_b=y.stride(1), y_c=y.stride(2), y_h=y.stride(3), y_w=y.stride(4), HAS_BIAS=bias is not None, RELU=relu,
         POOL=pool, GATE=gate is not None, PRECISION=precision(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return y, which
+    return which
 
 
 def _convolution_blocks(outputs: int, channels: int, depth: int, by_tap: bool, pool: bool, dtype: torch.dtype) -> Blocks:
@@ -236,13 +229,19 @@ def convolution(
 
     The second result says which of its four pixels each window took; without pooling it means nothing.
     """
-    out = _side(x, weight, stride, padding)
-    out = [side // 2 for side in out] if pool else out
+    out = [side // 2 if pool else side for side in _side(x, weight, stride, padding)]
     by_tap = tapwise(x)
     w = _turned(weight, False, x.dtype) if by_tap else contiguous_last(weight, 4)
-    more: dict[str, Any] = {"size": weight.shape[3:], "outputs": weight.shape[1], "by_tap": by_tap}
-    y, which = _convolve(x, w, bias, stride, padding, out, **more, relu=relu, pool=pool, planar=planar)
+    y = _images(x, weight.shape[1], out, planar)
+    which = _convolve(x, w, bias, stride, padding, y, size=weight.shape[3:], by_tap=by_tap, relu=relu, pool=pool)
     return y, which if pool else x.new_empty(0, dtype=torch.uint8)
+
+
+def _images(x: Tensor, channels: int, sides: Sequence[int], planar: bool) -> Tensor:
+    """Room for images beside x, [R, B, channels, *sides]: the channels are last in memory, or first if `planar`."""
+    shape = (*x.shape[:2], channels, *sides) if planar else (*x.shape[:2], *sides, channels)
+    out = torch.empty(shape, device=x.device, dtype=x.dtype)
+    return out if planar else out.permute(0, 1, 4, 2, 3)
 
 
 def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], scale: float) -> Tensor:
@@ -250,12 +249,8 @@ def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int]
 
     Pixels that lie `stride` apart see the same taps, every stride-th one: together they are a convolution of dy without a stride.
     """
-    rows, batch, channels, high, wide = x.shape
     by_tap, size = tapwise(dy), weight.shape[3:]
-    if scale:
-        dx = torch.empty_strided(x.shape, x.stride(), device=x.device, dtype=dy.dtype)
-    else:
-        dx = torch.empty(rows, batch, high, wide, channels, device=x.device, dtype=dy.dtype).permute(0, 1, 4, 2, 3)
+    dx = torch.empty_strided(x.shape, x.stride(), device=x.device, dtype=dy.dtype) if scale else _images(dy, x.shape[2], x.shape[3:], False)
     if any(step > taps for step, taps in zip(stride, size, strict=True)):
         dx.zero_()  # there are pixels that no tap sees
     for first in itertools.product(*(range(min(step, side)) for step, side in zip(stride, x.shape[3:], strict=True))):
@@ -266,10 +261,8 @@ def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int]
         turned = _turned(contiguous_last(some, 4), True, dy.dtype) if by_tap else some.flip(3, 4).transpose(1, 2).to(dy.dtype).contiguous()
         around = [some.shape[3 + i] - 1 - (first[i] + padding[i]) // stride[i] for i in range(2)]
         here = (..., slice(first[0], None, stride[0]), slice(first[1], None, stride[1]))
-        _convolve(
-            dy, turned, None, [1, 1], around, dx[here].shape[3:], size=some.shape[3:], outputs=channels, by_tap=by_tap,
-            gate=x[here] if scale else None, scale=scale, into=dx[here],
-        )  # fmt: skip
+        gate = x[here] if scale else None
+        _convolve(dy, turned, None, [1, 1], around, dx[here], size=some.shape[3:], by_tap=by_tap, gate=gate, scale=scale)
     return dx
 
 

@@ -1,6 +1,6 @@
 """BatchNorm of stacks, two launches forward and two backward: every row has its own statistics, over its real examples alone.
 
-Torch's operators would take a hundred, each with its way through memory. Here the first launch of either pass makes sums over parts of
+Torch's operators would take dozens, each with its way through memory. Here the first launch of either pass makes sums over parts of
 the pixels, and every program of the second one adds these up before it writes its part of the result. Results lie in memory as the
 input does. Statistics are float32; block sizes are a fixed function of the shapes.
 """
@@ -40,6 +40,13 @@ def _at(m, c, S: tl.constexpr, b: tl.constexpr, by_c: tl.constexpr, s: tl.conste
 def _real(mask, row, m, M, last, S: tl.constexpr):
     """Whether pixels are of real examples."""
     return tl.load(mask + row * (M // S) + m // S, mask=m < last, other=0) != 0
+
+
+@triton.jit
+def _pieces(pieces, row, start, parts, c, EACH: tl.constexpr, C: tl.constexpr, TOGETHER: tl.constexpr):
+    """Where the first of EACH numbers of some parts lies for channels c, [parts, channels], and which there are."""
+    p = start + tl.arange(0, TOGETHER)
+    return pieces + ((row * parts + p) * EACH * C)[:, None] + c[None, :], (p < parts)[:, None] & (c < C)[None, :]
 
 
 @triton.jit(do_not_specialize=["M", "length", "parts"])
@@ -85,9 +92,7 @@ def _normalise_kernel(
     mean = tl.zeros((BC,), tl.float32)
     squares = tl.zeros((BC,), tl.float32)
     for start in range(0, parts, TOGETHER):
-        p = start + tl.arange(0, TOGETHER)
-        inside = (p < parts)[:, None] & (c < C)[None, :]
-        at = pieces + ((row * parts + p) * 3 * C)[:, None] + c[None, :]
+        at, inside = _pieces(pieces, row, start, parts, c, 3, C, TOGETHER)
         n = tl.load(at, mask=inside, other=0.0)
         middle = tl.load(at + C, mask=inside, other=0.0)
         around = tl.load(at + 2 * C, mask=inside, other=0.0)
@@ -156,9 +161,7 @@ def _gradient_kernel(
     plain = tl.zeros((BC,), tl.float32)
     times = tl.zeros((BC,), tl.float32)
     for start in range(0, parts, TOGETHER):
-        p = start + tl.arange(0, TOGETHER)
-        inside = (p < parts)[:, None] & (c < C)[None, :]
-        at = pieces + ((row * parts + p) * 2 * C)[:, None] + c[None, :]
+        at, inside = _pieces(pieces, row, start, parts, c, 2, C, TOGETHER)
         plain += tl.sum(tl.load(at, mask=inside, other=0.0), 0)
         times += tl.sum(tl.load(at + C, mask=inside, other=0.0), 0)
     if part == 0:

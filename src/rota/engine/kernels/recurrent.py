@@ -23,19 +23,24 @@ def _tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
+@triton.jit
+def _place(t, B, T: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """A program's row, its examples m and units n, where step t of the examples lies among all, and which pairs there are."""
+    across: tl.constexpr = (U + BN - 1) // BN
+    blocks = tl.cdiv(B, BM) * across
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    m = tl.program_id(0) % blocks // across * BM + tl.arange(0, BM)
+    n = tl.program_id(0) % across * BN + tl.arange(0, BN)
+    return row, m, n, ((row * B + m) * T + t)[:, None], (m[:, None] < B) & (n[None, :] < U)
+
+
 @triton.jit(do_not_specialize=["t", "B"])
 def _forward_kernel(
     inputs, w, hidden, gates, cells, t, B, w_row, T: tl.constexpr, U: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Step t of some examples m and units n: z = inputs[t] + hidden[t - 1] @ w^T, one product for each gate."""
-    across: tl.constexpr = (U + BN - 1) // BN
-    blocks = tl.cdiv(B, BM) * across
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    m = tl.program_id(0) % blocks // across * BM + tl.arange(0, BM)
-    n = tl.program_id(0) % across * BN + tl.arange(0, BN)
-    inside = (m[:, None] < B) & (n[None, :] < U)
-    now = ((row * B + m) * T + t)[:, None]
+    row, m, n, now, inside = _place(t, B, T, U, BM, BN)
     four = now * (4 * U) + n[None, :]
     zi = tl.load(inputs + four, mask=inside, other=0.0).to(tl.float32)
     zf = tl.load(inputs + four + U, mask=inside, other=0.0).to(tl.float32)
@@ -77,13 +82,7 @@ def _backward_kernel(
 
     d_cell is what comes from the step after by way of the cell; a program reads and writes its own part alone.
     """
-    across: tl.constexpr = (U + BN - 1) // BN
-    blocks = tl.cdiv(B, BM) * across
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    m = tl.program_id(0) % blocks // across * BM + tl.arange(0, BM)
-    n = tl.program_id(0) % across * BN + tl.arange(0, BN)
-    inside = (m[:, None] < B) & (n[None, :] < U)
-    now = ((row * B + m) * T + t)[:, None]
+    row, m, n, now, inside = _place(t, B, T, U, BM, BN)
     four = now * (4 * U) + n[None, :]
     d_cell += (row * B + m)[:, None] * U + n[None, :]
     dh = tl.load(d_hidden + now * U + n[None, :], mask=inside, other=0.0).to(tl.float32)

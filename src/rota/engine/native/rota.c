@@ -1,6 +1,6 @@
 /* Local training of clients on one core: a traced step as a list of instructions, and the loop over a client's mini-batches.
 
-   R is float or double. Instructions are made by translate.py, which also gives every intermediate result its place in the arena. */
+   R is float or double. Instructions are made by translate.py; program.py gives every intermediate result its place in the arena. */
 
 #include <math.h>
 #include <stddef.h>
@@ -72,7 +72,7 @@ static void permutation(uint64_t key, int64_t n, int64_t *order, uint64_t *words
   }
 }
 
-enum { /* the codes above the elementwise ones; their order is that of translate.py */
+enum { /* the codes above the elementwise ones; their order is that of program.py */
   CODE_PRODUCT = 100, CODE_SUM, CODE_LOG_SOFTMAX, CODE_LOG_SOFTMAX_BACKWARD, CODE_NLL, CODE_NLL_BACKWARD, CODE_CONVOLUTION, CODE_WEIGHT_GRADIENT,
   CODE_INPUT_GRADIENT, CODE_POOL, CODE_POOL_BACKWARD, CODE_EMBEDDING, CODE_EMBEDDING_BACKWARD, CODE_UNIFORM, CODE_REAL, CODE_FILL,
   CODE_INT_ADD, CODE_INT_MUL, CODE_INT_XOR, CODE_INT_SHIFT, CODE_INT_AND, CODE_LAYER_BACKWARD

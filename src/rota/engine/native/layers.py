@@ -1,0 +1,172 @@
+"""Rules for the operators of layers and losses. Images have their channels last in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rota.engine import local
+from rota.engine.native.operators import rule, summed
+from rota.engine.native.program import (
+    CONVOLUTION,
+    EMBEDDING,
+    EMBEDDING_BACKWARD,
+    INPUT_GRADIENT,
+    LOG_SOFTMAX,
+    LOG_SOFTMAX_BACKWARD,
+    NLL,
+    NLL_BACKWARD,
+    POOL,
+    POOL_BACKWARD,
+    UNIFORM,
+    WEIGHT_GRADIENT,
+    Place,
+    Unsupported,
+    Writer,
+)
+
+aten = torch.ops.aten
+
+
+@rule(aten._log_softmax.default)
+def _log_softmax(w: Writer, target: Any, a: Place, dim: int, half: bool) -> Place:  # noqa: ARG001
+    if dim % a.like.dim() != a.like.dim() - 1:
+        raise Unsupported("a softmax over another axis than the last")
+    out = w.new(a.shape)
+    w.emit(LOG_SOFTMAX, [out, w.contiguous(a)], [a.like.numel() // a.shape[-1], a.shape[-1]])
+    return out
+
+
+@rule(aten._log_softmax_backward_data.default)
+def _log_softmax_backward(w: Writer, target: Any, gradient: Place, out: Place, dim: int, dtype: Any) -> Place:  # noqa: ARG001
+    done = w.new(out.shape)
+    w.emit(LOG_SOFTMAX_BACKWARD, [done, w.contiguous(gradient), out], [out.like.numel() // out.shape[-1], out.shape[-1]])
+    return done
+
+
+def _plain_nll(log_p: Place, weight: Any, reduction: int) -> None:
+    if weight is not None or reduction != 0 or log_p.like.dim() != 2:
+        raise Unsupported("a loss with class weights or over several places")
+
+
+@rule(aten.nll_loss_forward.default)
+def _nll(w: Writer, target: Any, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int) -> list[Place]:  # noqa: ARG001
+    _plain_nll(log_p, weight, reduction)
+    out = w.new(y.shape)
+    w.emit(NLL, [out, log_p, y], log_p.shape)
+    return [out, out]
+
+
+@rule(aten.nll_loss_backward.default)
+def _nll_backward(
+    w: Writer, target: Any, gradient: Place, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int, total: Place  # noqa: ARG001
+) -> Place:  # fmt: skip
+    _plain_nll(log_p, weight, reduction)
+    out = w.new(log_p.shape)
+    w.emit(NLL_BACKWARD, [out, gradient, y], log_p.shape, [(), gradient.like.stride()])
+    return out
+
+
+def _image_shape(x: Place, weight: Place, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> list[int]:
+    if x.like.dim() != 4 or groups != 1 or transposed or any(d != 1 for d in dilation) or not weight.like.is_contiguous():
+        raise Unsupported("a convolution that is grouped, dilated, transposed or not over images")
+    (b, c, h, wide), (o, _, kh, kw) = x.shape, weight.shape
+    out = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip((h, wide), (kh, kw), stride, padding, strict=True)]
+    return [b, c, h, wide, o, *out, kh, kw, *stride, *padding]
+
+
+def _images(w: Writer, *shape: int) -> Place:
+    like = torch.empty(shape, device="meta").to(memory_format=torch.channels_last)
+    return w.new(shape, like.stride())
+
+
+@rule(aten.convolution.default)
+def _convolution(
+    w: Writer, target: Any, x: Place, weight: Place, bias: Place | None, stride: Any, padding: Any, dilation: Any, transposed: bool,  # noqa: ARG001
+    output_padding: Any, groups: int,  # noqa: ARG001
+) -> Place:  # fmt: skip
+    shape = _image_shape(x, weight, stride, padding, dilation, transposed, groups)
+    x = w.channels_last(x)
+    out = _images(w, shape[0], shape[4], shape[5], shape[6])
+    scratch = w.scratch(w.space(shape))
+    w.emit(CONVOLUTION, [out, x, weight, bias, scratch], extra=[*shape, 0, int(bias is not None)])
+    return out
+
+
+@rule(aten.convolution_backward.default)
+def _convolution_backward(
+    w: Writer, target: Any, gradient: Place, x: Place, weight: Place, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,  # noqa: ARG001
+    transposed: bool, output_padding: Any, groups: int, wanted: Sequence[bool],  # noqa: ARG001
+) -> list[Place | None]:  # fmt: skip
+    shape = _image_shape(x, weight, stride, padding, dilation, transposed, groups)
+    gradient = w.channels_last(gradient)
+    d_input = d_weight = d_bias = None
+    if wanted[0]:
+        d_input, scratch = _images(w, *x.shape), w.scratch(w.space(shape))
+        w.emit(INPUT_GRADIENT, [d_input, gradient, weight, scratch], extra=shape)
+    if wanted[1]:
+        x, d_weight = w.channels_last(x), w.new(weight.shape)
+        scratch = w.scratch(w.space(shape))
+        w.emit(WEIGHT_GRADIENT, [d_weight, x, gradient, scratch], extra=shape)
+    if wanted[2]:
+        d_bias = summed(w, gradient, [0, 2, 3], False)
+    return [d_input, d_weight, d_bias]
+
+
+def _pool_shape(x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> list[int]:
+    if x.like.dim() != 4 or any(d != 1 for d in dilation) or ceil:
+        raise Unsupported("a max-pool that is dilated, rounds up or is not over images")
+    pairs = [[v[0], v[-1]] if v else [size[0], size[-1]] for v in (size, stride, padding)]
+    (kernel, step, pad), (b, c, h, wide) = pairs, x.shape
+    out = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip((h, wide), kernel, step, pad, strict=True)]
+    return [b, c, h, wide, *out, *kernel, *step, *pad]
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def _pool(
+    w: Writer, target: Any, x: Place, size: Any, stride: Any = (), padding: Any = (0, 0), dilation: Any = (1, 1), ceil: bool = False  # noqa: ARG001
+) -> list[Place]:  # fmt: skip
+    shape = _pool_shape(x, size, stride, padding, dilation, ceil)
+    x = w.channels_last(x)
+    out = _images(w, shape[0], shape[1], shape[4], shape[5])
+    taps = w.new([out.like.numel()])
+    w.emit(POOL, [out, x, taps], extra=shape)
+    return [out, taps]
+
+
+@rule(aten.max_pool2d_with_indices_backward.default)
+def _pool_backward(
+    w: Writer, target: Any, gradient: Place, x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, taps: Place  # noqa: ARG001
+) -> Place:  # fmt: skip
+    shape = _pool_shape(x, size, stride, padding, dilation, ceil)
+    gradient, out = w.channels_last(gradient), _images(w, *x.shape)
+    w.emit(POOL_BACKWARD, [out, gradient, taps], extra=shape)
+    return out
+
+
+@rule(aten.embedding.default)
+def _embedding(w: Writer, target: Any, table: Place, words: Place, *_: Any) -> Place:  # noqa: ARG001
+    if not words.like.is_contiguous():
+        raise Unsupported("an embedding of scattered words")
+    out = w.new([*words.shape, table.shape[1]])
+    w.emit(EMBEDDING, [out, table, words], [words.like.numel(), table.shape[1]])
+    return out
+
+
+@rule(aten.embedding_dense_backward.default)
+def _embedding_backward(w: Writer, target: Any, gradient: Place, words: Place, number: int, padding: int, scaled: bool) -> Place:  # noqa: ARG001
+    if scaled or not words.like.is_contiguous():
+        raise Unsupported("an embedding scaled by frequency")
+    wide = gradient.shape[-1]
+    out = w.new([number, wide])
+    w.emit(EMBEDDING_BACKWARD, [out, w.contiguous(gradient), words], [words.like.numel(), wide], extra=[number, padding])
+    return out
+
+
+@rule(local.uniform._opoverload)
+def _uniform(w: Writer, target: Any, key: Place, n: int) -> Place:  # noqa: ARG001
+    out = w.new([*key.shape, n])
+    w.emit(UNIFORM, [out, key], [n])
+    return out
