@@ -21,7 +21,7 @@ from rota import rng, weights
 from rota.data.federation import Federation, Part
 from rota.engine import ENGINES, Batched, Devices, Engine, batched, local, make
 from rota.engine.clock import step_flops
-from rota.engine.schedule import Schedule, grid
+from rota.engine.schedule import Schedule, grid, widths
 from rota.engine.stack import Steps
 from rota.models import MODELS
 from rota.plan import Chunk, Plan, Task
@@ -265,6 +265,15 @@ def test_lstm_flops_are_counted() -> None:
     assert step_flops(task) == 3 * 2 * products
 
 
+def test_flops_are_counted_where_a_single_example_has_no_statistics() -> None:
+    """BatchNorm without running statistics takes none of a single pixel, which is all that small images leave at the end."""
+    x, y = torch.randn(4, 3, 8, 8), torch.arange(4)
+    task = Task(rota.models.preact_resnet18, rota.from_clients([(x, y)], (x, y), classes=10), batch=4)
+    rest = [64 * 8**2 * 3 * 9, 512 * 10]  # the first convolution and the last layer
+    wide = [4 * 64**2 * 9 * 8**2, *((c // 2 * c * 9 + 3 * c**2 * 9 + c // 2 * c) * s**2 for c, s in ((128, 4), (256, 2), (512, 1)))]
+    assert step_flops(task) == 3 * 2 * sum([*rest, *wide])
+
+
 class Mixing(nn.Linear):
     """Centres its outputs over the mini-batch: padding would change them."""
 
@@ -468,6 +477,12 @@ def test_a_step_whose_computation_depends_on_the_width_is_traced_anew() -> None:
     for width in (6, 2, 4):
         steps.get(2, width, True)
     assert {width for _, width in steps.traced} == {6, 2, 4}
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, [500, 250, 125, 16, 8, 1]), (16, [500, 250, 125, 16, 16, 16])])
+def test_smaller_clients_share_the_batch_size_and_its_halves(least: int, expected: list[int]) -> None:
+    task = Task(rota.models.logistic, federation([2, 3]), batch=500)
+    assert widths(task, np.array([900, 250, 70, 9, 8, 1]), least=least).tolist() == expected
 
 
 def test_padding_is_little_on_power_law_clients() -> None:

@@ -80,10 +80,11 @@ class Batched:
         self.plain = Sequential(tasks, devices, seed, device, autocast)
         self.autocast = autocast
         self.tasks, self.seed, self.device = tasks, seed, device
-        self.fine = 8 if device.type == "cuda" else 16  # the grid of widths: a GPU does better with few stacks
+        self.widths = (8, 16) if device.type == "cuda" else (16, 1)  # which there are: a GPU does better with few stacks
         self.families = self._families()
         self.most: dict[tuple[int, int], int] = {}  # (family, width) -> the most rows in one stack
         self.graphs: dict[tuple[int, int, bool], GraphStack] = {}
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None  # of all graphs: they run one after the other
         self.workers = cores() if device.type == "cpu" else 1
         self.threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self.counting = threading.Lock()
@@ -102,7 +103,7 @@ class Batched:
             if x.device.type != self.device.type:  # they do not fit: a few will do to trace with
                 x, y = x[:SAMPLE].to(self.device), y[:SAMPLE].to(self.device)
             steps = Steps(task, self.plain.modules[models[0]], x, y, self.autocast)
-            width = int(widths(task, np.diff(offsets), self.fine).max())
+            width = int(widths(task, np.diff(offsets), *self.widths).max())
             try:
                 library = self._library(steps, width)
                 if library is None:
@@ -188,7 +189,7 @@ class Batched:
         task, first = family.steps.task, family.models[0]
         rows = np.flatnonzero(np.isin(plan.model, family.models))
         sizes = family.sizes(plan, rows)
-        steps, wide = local_steps(task, sizes, self.plain.least[first]), widths(task, sizes, self.fine)
+        steps, wide = local_steps(task, sizes, self.plain.least[first]), widths(task, sizes, *self.widths)
         for width in np.unique(wide)[::-1].tolist():
             mine = np.flatnonzero((wide == width) & (steps > 0))
             mine = mine[np.argsort(-steps[mine], kind="stable")]
@@ -306,7 +307,7 @@ class Batched:
             held = self.graphs.get((f, width, fused))
             if held is None or held.stack.rows < sizes[0] or len(held.index) < number or len(held.x) < len(x):
                 room = max(sizes[0], min(self._most(f, self.families[f], width), sizes[0] + sizes[0] // 4))  # the next cohort may be larger
-                held = self.graphs[f, width, fused] = GraphStack(steps, room, width, fused, number + number // 4, x, y)
+                held = self.graphs[f, width, fused] = GraphStack(steps, room, width, fused, number + number // 4, x, y, self.pool)
             held.run(todo, sizes, x, y, theta, buffers, rate, shift)
             return held.stack
         stack = Stack(steps, rows, width, fused)

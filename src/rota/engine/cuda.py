@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,16 +16,17 @@ class GraphStack:
     """A stack with its mini-batch indices on the GPU, and a CUDA graph for each number of rows that takes part in a step.
 
     The graphs read the step's number from the stack itself, so a replay needs nothing from the host. They hold the addresses of
-    the stack and of the data: both stay where they are as long as the object lives.
+    the stack and of the data: both stay where they are as long as the object lives. What a step needs on the way lies in `pool`, which
+    stacks that never run at the same time can share: nothing in it outlives a step.
     """
 
-    def __init__(self, steps: Steps, rows: int, width: int, fused: bool, longest: int, x: Tensor, y: Tensor) -> None:
+    def __init__(self, steps: Steps, rows: int, width: int, fused: bool, longest: int, x: Tensor, y: Tensor, pool: Any) -> None:
         self.stack = Stack(steps, rows, width, fused)
         self.x, self.y = x, y
         self.index = torch.zeros(longest, rows, width, dtype=torch.int64, device=x.device)
         self.weight = torch.zeros(longest, rows, width, dtype=steps.dtype, device=x.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool = pool
 
     def _step(self, rows: int) -> None:
         if on_gpu(self.weight):
@@ -36,8 +39,6 @@ class GraphStack:
         self.stack.advance(rows, self.x[index], self.y[index], weight)
 
     def _capture(self, rows: int) -> None:
-        if rows in self.graphs:
-            return
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):  # libraries set themselves up in the first calls, which cannot be captured
@@ -74,7 +75,7 @@ class GraphStack:
         if x is not self.x:  # data that do not fit the GPU: those of these rows, in the place of the last ones
             self.x[: len(x)].copy_(x)
             self.y[: len(y)].copy_(y)
-        for size in set(sizes):
+        for size in set(sizes) - self.graphs.keys():
             self._capture(size)
         if on_gpu(self.weight) and todo.last is not None:
             self._load(todo, todo.last, theta, buffers, rate, shift)

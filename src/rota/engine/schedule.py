@@ -149,17 +149,17 @@ def nearly(n: int) -> int:
     return -(-n // step) * step
 
 
-def widths(task: Task, sizes: Array, fine: int = 16) -> Array:
+def widths(task: Task, sizes: Array, fine: int = 16, least: int = 1) -> Array:
     """How wide each client's mini-batches are made in a stack: the batch size, or what holds all of a smaller client's examples.
 
     Widths come from a short list, because every width is a stack of its own: the grid where a step takes all examples, else the batch size
-    and its halves.
+    and its halves, none of them below `least`.
     """
     if task.batch is None:
         return np.array([grid(int(n), fine) for n in sizes])
     out = np.full(len(sizes), task.batch)
     half = task.batch
-    while half > 1:
+    while half > 1 and -(-half // 2) >= least:
         half = -(-half // 2)
         out[sizes <= half] = half
     return out

@@ -90,7 +90,10 @@ class Scorer:
 
     def _test(self, data: Federation) -> tuple[Tensor, Tensor]:
         if id(data) not in self.held:
-            self.held[id(data)] = local.on_device(data.test, self.device)
+            x, y = local.on_device(data.test, self.device)
+            if x.device.type == "cuda" and x.dim() == 4:  # convolutions would turn round all they see otherwise
+                x = x.contiguous(memory_format=torch.channels_last)
+            self.held[id(data)] = x, y
         return self.held[id(data)]
 
     def _plain(self, s: int, model: Weights) -> Measure:

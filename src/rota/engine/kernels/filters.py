@@ -15,15 +15,42 @@ from rota.engine.kernels.taps import image, patch, tapwise
 TAPS = 5  # the most taps of a kernel's row for which there are accumulators
 
 
+@triton.jit(do_not_specialize=["M"])
+def _pixels_last_kernel(dy, out, M, pitch, O: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr):
+    """dy [pixels, O] as [O, pitch], with zeros behind the pixels."""
+    across: tl.constexpr = (O + BO - 1) // BO
+    blocks = tl.cdiv(pitch, BP) * across
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    p = tl.program_id(0) % blocks // across * BP + tl.arange(0, BP)
+    o = tl.program_id(0) % across * BO + tl.arange(0, BO)
+    value = tl.load(dy + row * M * O + p[:, None] * O + o[None, :], mask=(p < M)[:, None] & (o < O)[None, :], other=0.0)
+    tl.store(out + row * O * pitch + o[:, None] * pitch + p[None, :], tl.trans(value), mask=(o < O)[:, None] & (p < pitch)[None, :])
+
+
+def _pixels_last(dy: Tensor) -> Tensor:
+    """dy [R, B, O, ...], channels last in memory, as [R, O, pixels]; rows start where loads can be wide."""
+    rows, batch, outputs, *sides = dy.shape
+    m = batch * sides[0] * sides[1]
+    out = torch.empty(rows, outputs, triton.cdiv(m, 16) * 16, device=dy.device, dtype=dy.dtype)
+    block = min(64, rounded(outputs))
+    _pixels_last_kernel[(rows * triton.cdiv(out.shape[2], 64) * triton.cdiv(outputs, block),)](
+        dy, out, m, out.shape[2], O=outputs, BP=64, BO=block, num_warps=4
+    )
+    return out
+
+
 @triton.jit(do_not_specialize=["M", "length", "splits"])
 def _weight_gradient_kernel(
-    x, dy, pieces, M, length, splits, x_row,
+    x, dy, pieces, M, pitch, length, splits, x_row,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     HO: tl.constexpr, WO: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_w: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    LAST: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """pieces[split, o, tap, c] = sum over a split's pixels of dy[pixel, o] * x[pixel + tap, c], for the KW taps of one kernel row."""
+    """pieces[split, o, tap, c] = sum over a split's pixels of dy[pixel, o] * x[pixel + tap, c], for the KW taps of one kernel row.
+
+    `length` counts blocks of pixels. With LAST, dy is [o, pitch]: tensor cores take 32-bit numbers in this order alone.
+    """
     eh: tl.constexpr = PH > 0 or (HO - 1) * SH - PH + KH > H
     ew: tl.constexpr = PW > 0 or (WO - 1) * SW - PW + KW > W
     across: tl.constexpr = (O + BM - 1) // BM
@@ -35,29 +62,31 @@ def _weight_gradient_kernel(
     split = here // (KH * along * across) % splits
     row = (here // (KH * along * across * splits)).to(tl.int64)
     x += row * x_row
-    dy += row * M * O
+    dy += row * O * (pitch if LAST else M)
     t0 = tl.zeros((BM, BN), tl.float32)
     t1 = tl.zeros((BM, BN), tl.float32)
     t2 = tl.zeros((BM, BN), tl.float32)
     t3 = tl.zeros((BM, BN), tl.float32)
     t4 = tl.zeros((BM, BN), tl.float32)
-    for start in range(split * length, tl.minimum(split * length + length, M), BK):
-        p = start + tl.arange(0, BK)
+    for block in range(split * length, tl.minimum(split * length + length, tl.cdiv(M, BK))):
+        p = block * BK + tl.arange(0, BK)
         real = p < M
         top = p // WO % HO * SH - PH
         left = p % WO * SW - PW
         base = p // (WO * HO) * x_b + top * x_h + left * x_w
-        grads = tl.load(dy + p[:, None] * O + m[None, :], mask=real[:, None] & (m[None, :] < O), other=0.0)
-        turned = tl.trans(grads)
-        t0 = tl.dot(turned, image(x, base, top, left, real, i, 0, n, x_h, x_w, H, W, eh, ew), t0, input_precision=PRECISION)
+        if LAST:
+            grads = tl.load(dy + m[:, None] * pitch + p[None, :], mask=(m[:, None] < O) & (p[None, :] < pitch), other=0.0)
+        else:
+            grads = tl.trans(tl.load(dy + p[:, None] * O + m[None, :], mask=real[:, None] & (m[None, :] < O), other=0.0))
+        t0 = tl.dot(grads, image(x, base, top, left, real, i, 0, n, x_h, x_w, H, W, eh, ew), t0, input_precision=PRECISION)
         if KW > 1:
-            t1 = tl.dot(turned, image(x, base, top, left, real, i, 1, n, x_h, x_w, H, W, eh, ew), t1, input_precision=PRECISION)
+            t1 = tl.dot(grads, image(x, base, top, left, real, i, 1, n, x_h, x_w, H, W, eh, ew), t1, input_precision=PRECISION)
         if KW > 2:
-            t2 = tl.dot(turned, image(x, base, top, left, real, i, 2, n, x_h, x_w, H, W, eh, ew), t2, input_precision=PRECISION)
+            t2 = tl.dot(grads, image(x, base, top, left, real, i, 2, n, x_h, x_w, H, W, eh, ew), t2, input_precision=PRECISION)
         if KW > 3:
-            t3 = tl.dot(turned, image(x, base, top, left, real, i, 3, n, x_h, x_w, H, W, eh, ew), t3, input_precision=PRECISION)
+            t3 = tl.dot(grads, image(x, base, top, left, real, i, 3, n, x_h, x_w, H, W, eh, ew), t3, input_precision=PRECISION)
         if KW > 4:
-            t4 = tl.dot(turned, image(x, base, top, left, real, i, 4, n, x_h, x_w, H, W, eh, ew), t4, input_precision=PRECISION)
+            t4 = tl.dot(grads, image(x, base, top, left, real, i, 4, n, x_h, x_w, H, W, eh, ew), t4, input_precision=PRECISION)
     depth: tl.constexpr = KH * KW * C
     at = pieces + (row * splits + split) * O * depth + m[:, None] * depth + (i * KW * C + n)[None, :]
     inside = tl.broadcast_to(m[:, None] < O, (BM, BN))
@@ -227,7 +256,9 @@ def weight_gradient(
             y_b=dy.stride(1), y_c=dy.stride(2), y_h=dy.stride(3), y_w=dy.stride(4), POOL=which is not None, **sizes,
         )  # fmt: skip
     else:
-        _weight_gradient_kernel[(tiles * parts,)](x, dy, pieces, m, length, parts, x.stride(0), **sizes)
+        last = dy.dtype == torch.float32
+        grads, pitch = (_pixels_last(dy), triton.cdiv(m, 16) * 16) if last else (dy, m)
+        _weight_gradient_kernel[(tiles * parts,)](x, grads, pieces, m, pitch, length // bk, parts, x.stride(0), LAST=last, **sizes)
     return pieces
 
 

@@ -63,7 +63,8 @@ def _parts_kernel(
     for start in range(part * length, last, BM):
         m = tl.multiple_of(start, BM) + tl.arange(0, BM)
         real = _real(mask, row, m, M, last, S)
-        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=real[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=(m < last)[:, None] & (c < C)[None, :], other=0.0)
+        value = tl.where(real[:, None], value.to(tl.float32), 0.0)
         one = real.to(tl.float32)
         n += one
         off = value - mean
