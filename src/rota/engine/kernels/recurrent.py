@@ -78,9 +78,10 @@ def _backward_kernel(
     d_hidden, gates, cells, w, d_gates, d_cell, t, B, w_row, T: tl.constexpr, U: tl.constexpr, LAST: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Step t of some examples m and units n, after step t + 1: dh = d_hidden[t] + d_gates[t + 1] @ w, and the way back through the gates.
+    """Step t of some examples m and units n, after step t + 1: dh = d_hidden[t] + d_gates[t + 1] @ w^T, and the way back through the gates.
 
-    d_cell is what comes from the step after by way of the cell; a program reads and writes its own part alone.
+    w is [U, 4U] here: tensor cores take 32-bit numbers in this order alone, and would be given one at a time. d_cell is what comes from
+    the step after by way of the cell; a program reads and writes its own part alone.
     """
     row, m, n, now, inside = _place(t, B, T, U, BM, BN)
     four = now * (4 * U) + n[None, :]
@@ -90,11 +91,11 @@ def _backward_kernel(
         dc = tl.zeros((BM, BN), tl.float32)
     else:
         dc = tl.load(d_cell, mask=inside, other=0.0)
-        w += row * w_row + n[None, :]
+        w += row * w_row + n[None, :] * (4 * U)
         for start in range(0, 4 * U, BK):
             k = start + tl.arange(0, BK)
             after = tl.load(d_gates + (now + 1) * (4 * U) + k[None, :], mask=(m[:, None] < B) & (k[None, :] < 4 * U), other=0.0)
-            right = tl.load(w + k[:, None] * U, mask=(k[:, None] < 4 * U) & (n[None, :] < U), other=0.0)
+            right = tl.load(w + k[:, None], mask=(k[:, None] < 4 * U) & (n[None, :] < U), other=0.0)
             dh = tl.dot(after, right.to(after.dtype), dh, input_precision=PRECISION)
     i = tl.load(gates + four, mask=inside, other=0.0).to(tl.float32)
     f = tl.load(gates + four + U, mask=inside, other=0.0).to(tl.float32)
@@ -132,10 +133,11 @@ def _forward(inputs: Tensor, weight: Tensor, config: Blocks | None = None) -> tu
 def _backward(d_hidden: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, config: Blocks | None = None) -> Tensor:
     rows, batch, time, units = cells.shape
     d_gates, d_cell = torch.empty_like(gates), torch.empty(rows, batch, units, device=cells.device)
+    turned = weight.transpose(1, 2).contiguous()
     bm, bn, bk, warps, stages = config or _blocks(batch, units, 1)
     for t in reversed(range(time)):
         _backward_kernel[(rows * triton.cdiv(batch, bm) * triton.cdiv(units, bn),)](
-            d_hidden, gates, cells, weight, d_gates, d_cell, t, batch, weight.stride(0), T=time, U=units, LAST=t == time - 1,
+            d_hidden, gates, cells, turned, d_gates, d_cell, t, batch, turned.stride(0), T=time, U=units, LAST=t == time - 1,
             PRECISION=precision(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return d_gates

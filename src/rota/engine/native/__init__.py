@@ -22,7 +22,7 @@ from rota.data.federation import Array
 from rota.engine.native.build import ROW, Unavailable, Work, library
 from rota.engine.native.program import BUFFERS, GRADIENT, KEY, LOSS, NUMBER, PARAMS, WEIGHT, Place, Unsupported, Writer, X, Y
 from rota.engine.native.translate import translate
-from rota.engine.stack import Steps, half, same_gradient
+from rota.engine.stack import Steps, half, repeated, same_gradient
 
 __all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]
 
@@ -137,6 +137,12 @@ def verify(native: Native, width: int) -> None:
     rows = np.zeros(1, ROW)
     for name, value in {"examples": real, "batch": width, "per_epoch": 1, "steps": 1, "rate": 1.0}.items():
         rows[name] = value
-    with ThreadPoolExecutor(1) as thread:
-        update = native.start(thread, 1, width, True, rows, start.params[None], start.buffers[None], None)().update
-    same_gradient(steps, update, rng.permutation(rng.fold(key, 0), real), key)
+
+    def trial(number: int) -> None:
+        first = min(number * real, len(native.y) - real)
+        rows["first"] = first
+        with ThreadPoolExecutor(1) as thread:
+            update = native.start(thread, 1, width, True, rows.copy(), start.params[None], start.buffers[None], None)().update
+        same_gradient(steps, update, first + rng.permutation(rng.fold(key, 0), real), key)
+
+    repeated(trial)
