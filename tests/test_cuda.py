@@ -481,6 +481,18 @@ def test_lower_precision_is_near(name: str, precision: str) -> None:
         assert torch.equal(found[row], again[row])
 
 
+@pytest.mark.parametrize("name", ["cnn", "mmfl_lstm", "preact_resnet18"])
+def test_scores_and_losses_are_those_of_the_cpu(name: str) -> None:
+    """LSTM layers in their kernel, images with channels last, and BatchNorm's statistics of each client's examples alone."""
+    task = Task(MODELS[name], examples(name))
+    here, there = (make("batched", [task], Devices(), 0, device) for device in ("cpu", "cuda"))
+    models = there.initial()
+    (expected,), (found,) = here.evaluate(here.initial()), there.evaluate(models)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-3)
+    losses = [engine.losses(engine.initial(), pairs([3, 0, 2]), 1)[0] for engine in (here, there)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+
+
 def test_layers_become_kernels() -> None:
     """The patterns must be found: a step of the CNN is a handful of launches, and its weights are updated inside them."""
     fast = make("batched", [Task(MODELS["cnn"], images((1, 28, 28)), batch=10)], Devices(), 0, "cuda")

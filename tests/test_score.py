@@ -12,8 +12,8 @@ from rota.data.federation import Federation, Part
 from rota.engine import Batched, Devices, Score, make
 from rota.engine.sequential import Sequential
 from rota.models import cnn, leaf_lstm, two_nn
-from rota.plan import Task, cross_entropy
-from rota.weights import Weights
+from rota.plan import Plan, Task, cross_entropy
+from rota.weights import Weights, load
 
 SIZES = [5, 12, 20, 8]
 
@@ -95,9 +95,71 @@ def test_some_of_the_models_in_any_order(name: str) -> None:
 
 def test_more_models_than_a_stack_and_more_examples_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rota.engine.score.STACK", 3)
-    monkeypatch.setattr("rota.engine.score.BATCH", 7)
     batched, plain, models = pair([Task(linear, federation(SIZES))] * 8)
-    assert_same(batched.evaluate(models), plain.evaluate(models))
+    whole = plain.evaluate(models)
+    monkeypatch.setattr("rota.engine.score.ON_CPU", 7)
+    assert_same(batched.evaluate(models), whole)
+    assert_same(plain.evaluate(models), whole)
+
+
+def mixing(classes: int) -> nn.Module:
+    """BatchNorm without running statistics: an example's results depend on those beside it, whether it trains or not."""
+    first = nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU()
+    last = nn.Flatten(), nn.Linear(27, 5), nn.BatchNorm1d(5, affine=False, track_running_stats=False), nn.Linear(5, classes)
+    return nn.Sequential(*first, *last)
+
+
+def alone(engine: Sequential, weights: Weights, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """The loss and accuracy of a pass over these examples and no others, by the module itself."""
+    module = engine.modules[0].eval()
+    load(module, weights)
+    with torch.no_grad():
+        outputs = module(x)
+    return cross_entropy(outputs, y).mean().item(), (outputs.argmax(1) == y).double().mean().item()
+
+
+@pytest.mark.parametrize("most", [1000, 15])
+def test_clients_know_the_statistics_of_their_own_examples_alone(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.engine.score.BATCH", most)
+    data = federation([5, 12, 30, 8, 2], own_test=True)
+    batched, plain, models = pair([Task(mixing, data, lr=lr) for lr in (0.1, 0.2)])
+    clients = np.array([3, 0, 2, 4, 1])
+    plan = Plan(clients, np.zeros(5, np.int64), np.ones(5), np.ones(5))
+    bounds = data.train.offsets
+    parts = [(data.train.x[bounds[i] : bounds[i + 1]], data.train.y[bounds[i] : bounds[i + 1]]) for i in clients]
+    halves = 2 if most < 30 else 1  # of the largest client's examples
+    expected = [
+        np.mean([alone(plain, models[0], a, b)[0] for a, b in zip(x.tensor_split(k), y.tensor_split(k), strict=True)])
+        for k, (x, y) in zip((1, 1, halves, 1, 1), parts, strict=True)
+    ]
+    for engine in (batched, plain):
+        loss, count = engine.losses(models, plan, 1)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+        assert count.tolist() == [8, 5, 30, 2, 12]
+        score = engine.evaluate(models)[0]
+        tests = [alone(plain, models[0], data.test.x[10 * i : 10 * i + 10], data.test.y[10 * i : 10 * i + 10]) for i in range(5)]
+        assert score.loss == pytest.approx(np.mean([loss for loss, _ in tests]), rel=1e-5)
+        assert score.by_client is not None
+        np.testing.assert_allclose(score.by_client, [accuracy for _, accuracy in tests])
+
+
+def test_statistics_of_a_shared_test_set_are_those_of_equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.engine.score.BATCH", 59)
+    monkeypatch.setattr("rota.engine.score.ON_CPU", 7)
+    data = federation(SIZES)
+    batched, plain, models = pair([Task(mixing, data)])
+    halves = [alone(plain, models[0], *half) for half in zip(data.test.x.tensor_split(2), data.test.y.tensor_split(2), strict=True)]
+    for engine in (batched, plain):
+        (score,) = engine.evaluate(models)
+        assert score.loss == pytest.approx(np.mean([loss for loss, _ in halves]), rel=1e-5)
+        assert score.accuracy == pytest.approx(np.mean([accuracy for _, accuracy in halves]))
+
+
+def test_a_client_with_a_single_example_has_a_loss() -> None:
+    data = federation([1, 6])
+    batched, _, models = pair([Task(mixing, data)])
+    loss, _ = batched.losses(models, Plan(np.arange(2), np.zeros(2, np.int64), np.ones(2), np.ones(2)), 1)
+    assert np.isfinite(loss).all()
 
 
 def test_a_loss_that_cannot_be_mapped_is_taken_one_model_at_a_time() -> None:

@@ -1,4 +1,4 @@
-"""What a module's layers do while its step is traced: pure functions, of which every row's numbers are those of a client alone."""
+"""What a module's layers do instead of their own: pure functions, of which every row's numbers are those of a client alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rota.engine import local
 from rota.engine.rules import on_gpu
@@ -15,7 +16,8 @@ from rota.models.text import recurrent
 
 
 class Functional(local.Dropout):
-    """Beside addressed dropout, makes BatchNorm pure: the batch's statistics count only real examples, and new running ones are noted.
+    """While a step is traced. Beside addressed dropout, makes BatchNorm pure: the batch's statistics count only real examples, and new
+    running ones are noted.
 
     `mask` is 1 for an example and 0 for padding. On a GPU an LSTM layer's steps in time are one operator.
     """
@@ -80,6 +82,50 @@ class Functional(local.Dropout):
         pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum  # a row that has finished keeps its statistics
         for running, now in ((running_mean, mean), (running_var, unbiased)):
             self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace)))
+
+
+class Forward(TorchFunctionMode):
+    """In a pass for results alone. On a GPU an LSTM layer's steps in time are one operator.
+
+    `lengths` says how many of the examples, one after the other, are each client's: BatchNorm without running statistics takes theirs
+    alone, as it would on the clients.
+    """
+
+    def __init__(self, lengths: Tensor | None = None) -> None:
+        super().__init__()
+        self.lengths = lengths
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is recurrent:
+            return _recurrent(*args, **(kwargs or {}))
+        if func is F.batch_norm and self.lengths is not None:
+            return self._batch_norm(self.lengths, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _batch_norm(
+        lengths: Tensor, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+        bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if running_mean is not None:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        pixels, ones = list(range(2, input.dim())), [1] * (input.dim() - 2)
+
+        def mean(values: Tensor) -> Tensor:
+            """Each client's, in the places of its examples."""
+            each = values.mean(pixels) if pixels else values
+            own = torch.segment_reduce(each, "mean", lengths=lengths, axis=0, unsafe=True)  # checks would wait for a GPU
+            return own.repeat_interleave(lengths, 0, output_size=len(each)).view(*each.shape, *ones)
+
+        apart = input - mean(input)
+        out = apart * torch.rsqrt(mean(apart * apart) + eps)
+        out = out if weight is None else out * weight.view(-1, *ones)
+        return out if bias is None else out + bias.view(-1, *ones)
+
+
+def takes_statistics(module: nn.Module) -> bool:
+    """Whether an example's results depend on those beside it in a pass for results alone, too: BatchNorm without running statistics."""
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None for layer in module.modules())
 
 
 def _recurrent(inputs: Tensor, weight: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from rota.data.federation import Array
 from rota.engine import local
 from rota.engine.clock import Devices, step_flops
 from rota.engine.local import Correction
-from rota.engine.score import Score, Scorer
+from rota.engine.score import Score, Scorer, forward
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
@@ -114,18 +114,22 @@ class Sequential:
         loss, count = np.empty(len(plan)), np.empty(len(plan))
         for s in np.unique(plan.model).tolist():
             rows = np.flatnonzero(plan.model == s)
-            task, module, (x, y) = self.tasks[s], self.modules[s].eval(), self.data[s]
-            weights.load(module, models[s])
+            weights.load(self.modules[s].eval(), models[s])
             some = [self._examples(s, client, now, examples) for client in plan.client[rows].tolist()]
-            each = torch.cat(self._losses(task, module, x, y, torch.cat(some).split(self.scorer.batch)))
             count[rows] = sizes = np.array([len(mine) for mine in some])
-            loss[rows] = np.bincount(np.repeat(np.arange(len(rows)), sizes), each.double().cpu().numpy()) / sizes
+            each = self._losses(s, torch.cat(some), sizes).double().cpu().numpy()
+            loss[rows] = np.bincount(np.repeat(np.arange(len(rows)), sizes), each) / sizes
         return loss, count
 
-    def _losses(self, task: Task, module: nn.Module, x: Tensor, y: Tensor, batches: Sequence[Tensor]) -> list[Tensor]:
-        """Each example's loss, batch by batch."""
-        places = [batch.to(x.device) for batch in batches]  # which need not be the engine's
-        return self.scorer.spread(lambda some: task.loss(module(x[some].to(self.device)), y[some].to(self.device)), places)
+    def _losses(self, s: int, places: Tensor, sizes: Array) -> Tensor:
+        """The losses of examples, one by one, of which sizes[i] are the i-th client's."""
+        task, module, (x, y) = self.tasks[s], self.modules[s], self.data[s]
+
+        def measure(part: tuple[slice, Tensor | None]) -> Tensor:
+            here = places[part[0]].to(x.device)  # which need not be the engine's
+            return task.loss(forward(module, x[here].to(self.device), part[1]), y[here].to(self.device))
+
+        return torch.cat(self.scorer.spread(measure, self.scorer.passes(s, sizes)))
 
     def _examples(self, model: int, client: int, now: int, most: int | None) -> Tensor:
         """Where a client's training examples are: all, or `most` of them at random."""
