@@ -233,6 +233,7 @@ def test_the_capped_and_the_small() -> None:
     two = np.array([2.0, 2.0])
     assert assign.capped(np.array([1.0, 1e17]), two, 2.0) == pytest.approx([2e-17, 2], rel=1e-12)
     assert assign.capped(np.array([1.0, 1e17]), two, 3.0) == pytest.approx([1, 2], rel=1e-12)
+    assert assign.capped(np.array([1.0, 3.0]), two, 60.0).tolist() == [2, 2], "nobody is left for the rest"
     assert assign.capped(np.array([1e-150, 1e150]), np.array([1.0, 0.5]), 1.2) == pytest.approx([0.7, 0.5], rel=1e-12)
     assert assign.capped(np.array([0.0, 1, 0]), np.array([0.5, 2, 1.5]), 3.0) == pytest.approx([0.25, 2, 0.75])
     assert assign.capped(np.array([0.0, 1, 0]), np.array([0.5, 2, 1.5]), 9.0) == pytest.approx([0.5, 2, 1.5])

@@ -89,7 +89,7 @@ def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None
     assert outcome.status == 0, outcome.err
     head, *rows, _ = (re.split(r"\s{2,}", line) for line in outcome.out.splitlines())
     assert head[:7] == ["run", "mean", "linear", "small", "mean", "worst", "spread"]
-    assert head[7:] == ["rounds", "to target", "sent up", "sent down", "client time", "server memory"]
+    assert head[7:] == ["rounds", "to target", "sent up", "sent down", "client computing", "server memory"]
     kvib, lvr = (json.loads((tmp_path / "a" / f"{row[0]}/summary.json").read_text()) for row in rows)
     for row, summary in zip(rows, (kvib, lvr), strict=True):
         each = [model["accuracy"] for model in summary["models"].values()]

@@ -122,9 +122,20 @@ def test_a_probe_is_paid_for_and_nothing_is_paid_twice(blobs: Federation, what: 
     left = float(what == "loss"), 2 * vectors - down - up
     first, then = seconds([0, 1, 2, 3], training, down + up), np.concatenate([seconds([2, 3], *left), seconds([4], 1, 2 * vectors)])
     assert record["seconds"] == pytest.approx(first.max() + then.max())
-    assert record["client_seconds"] == pytest.approx(first.sum() + then.sum())
+    computing = seconds([0, 1, 2, 3], training, 0).sum() + seconds([2, 3], left[0], 0).sum() + seconds([4], 1, 0).sum()
+    assert record["client_seconds"] == pytest.approx(computing)
     assert record["bytes_down"] == (4 * down + 2 * (vectors - down) + vectors) * model
     assert record["bytes_up"] == (5 * vectors * model if what == "update" else 4 * 8 + 3 * vectors * model)
+
+
+@pytest.mark.parametrize(("what", "reason"), [("loss", "the loss is not finite"), ("norm", "the update is not finite")])
+def test_those_who_failed_when_asked_are_written_down(what: str, reason: str) -> None:
+    """Once each: client 2 fails again when it is drawn."""
+    _, record, _ = one_round(Task(fragile, sick([1, 2])), Asks(what, [0, 1, 2], [0, 2]))
+    assert record["failures"] == [
+        {"client": 1, "model": "blobs", "reason": f"{reason}, asked before the draw"},
+        {"client": 2, "model": "blobs", "reason": "the update is not finite"},
+    ]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -137,12 +148,12 @@ def test_what_estimators_pay(blobs: Federation, engine: str) -> None:
         assert (record["bytes_down"], record["bytes_up"]) == (3 * vectors * model, 3 * vectors * model)
         seconds = machine.seconds(0, drawn, sizes[drawn], vectors * model)
         assert record["seconds"] == pytest.approx(seconds.max())
-        assert record["client_seconds"] == pytest.approx(seconds.sum())
+        assert record["client_seconds"] == pytest.approx(machine.seconds(0, drawn, sizes[drawn], 0).sum())
 
 
-@pytest.mark.parametrize("estimator", [FedVarp(), StaleVr()], ids=repr)
-def test_norms_by_all_then_updates_by_the_drawn(blobs: Federation, estimator: Any) -> None:
-    """mmfl-gvr: every client fetches the model, trains, and says a number; the drawn send what they have."""
+@pytest.mark.parametrize(("estimator", "numbers"), [(FedVarp(), 1), (StaleVr(), 2)], ids=["fedvarp", "stale-vr"])
+def test_norms_by_all_then_updates_by_the_drawn(blobs: Federation, estimator: Any, numbers: int) -> None:
+    """mmfl-gvr: every client fetches the model, trains, and says its norm (to StaleVR its beta, too); the drawn send what they have."""
     task = Task(linear, blobs)
     model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
     experiment = rota.Experiment([task], SAMPLERS["mmfl-gvr"](budget=2), estimator, devices=DEVICES)  # type: ignore[call-arg]
@@ -153,9 +164,9 @@ def test_norms_by_all_then_updates_by_the_drawn(blobs: Federation, estimator: An
         state, record = loop.play(experiment, machine, state)
         drawn = np.array(record["cohort"]["blobs"], np.int64)
         assert state.bytes_down - before.bytes_down == 6 * model
-        assert state.bytes_up - before.bytes_up == 6 * 8 + len(drawn) * model
+        assert state.bytes_up - before.bytes_up == 6 * 8 * numbers + len(drawn) * model
         first, then = machine.seconds(0, np.arange(6), sizes, model / 2), machine.seconds(0, drawn, 0 * drawn, model / 2)
-        assert record["client_seconds"] == pytest.approx(first.sum() + then.sum())
+        assert record["client_seconds"] == pytest.approx(machine.seconds(0, np.arange(6), sizes, 0).sum())
         seconds += first.max() + then.max(initial=0.0)
         assert record["seconds"] == pytest.approx(seconds)
 
@@ -170,7 +181,7 @@ def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
         state, record = loop.play(experiment, machine, state)
         drawn = np.array(record["cohort"]["blobs"], np.int64)
         assert state.bytes_down - before.bytes_down == state.bytes_up - before.bytes_up == len(drawn) * model
-        assert record["client_seconds"] == pytest.approx(machine.seconds(0, drawn, np.array(SIZES)[drawn], model).sum())
+        assert record["client_seconds"] == pytest.approx(machine.seconds(0, drawn, np.array(SIZES)[drawn], 0).sum())
         asked = before.estimator["norm"].numpy() * np.abs(1 - before.estimator["beta"].numpy())
         assert state.sampler["norm"] == pytest.approx(asked, nan_ok=True)
     assert (state.sampler["norm"] > 0).any()
@@ -262,7 +273,8 @@ def test_a_client_that_fails_to_answer_has_no_answer(what: str) -> None:
     assert state.sampler["ok"].tolist() == [True, False]
     assert np.isnan(state.sampler["loss" if what == "loss" else "norm"]).tolist() == [False, True]
     assert "update.1" not in state.sampler
-    assert record["failures"] == []
+    reason = "the loss is not finite" if what == "loss" else "the update is not finite"
+    assert record["failures"] == [{"client": 1, "model": "blobs", "reason": f"{reason}, asked before the draw"}]
     model = machine.initial()[0].nbytes
     assert record["bytes_up"] == model + (model if what == "update" else 8)
 

@@ -505,7 +505,7 @@ def test_the_table_of_runs(tmp_path: Path) -> None:
     assert kvib["Final accuracy"] == f"{100 * np.mean(finals):.1f} ± {100 * half:.1f} %"
     assert kvib["Sent up"] == "60.0 MB"
     assert kvib["Virtual time"] == "10.3 ± 0.8 min"
-    assert kvib["Client time"] == "20 min"
+    assert kvib["Client computing"] == "20 min"
     assert kvib["Server memory"] == "4.0 MB"
     assert kvib["Failures"] == "0"
 
@@ -528,15 +528,15 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     assert first == ["task[1].name=letters", "not reached", f"{when[0]}", "not reached", "–"]
     assert second[3] == "–"
     head, first, second = cells(tables.costs(groups))
-    assert head == ["Run", "Final accuracy", "Worst model", "Sent up", "Sent down", "Client time", "Server memory"]
+    assert head == ["Run", "Final accuracy", "Worst model", "Sent up", "Sent down", "Client computing", "Server memory"]
     assert first[3:] == ["90.0 MB (1.0×)", "90.0 MB (1.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
     assert second[3:] == ["180 MB (2.0×)", "180 MB (2.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
     best = {label: (value, who) for label, value, who in tables.tiles(groups)}
     assert best["Highest worst model"] == (second[2].replace(" ", numbers.SPACE), "task[1].name=words")
-    assert best["Least client time"][1] == best["Least spread of models"][1] == "all settings"
+    assert best["Least client computing"][1] == best["Least spread of models"][1] == "all settings"
     own = {label: value.replace(numbers.SPACE, " ") for label, value, _ in tables.tiles(groups[:1])}
     assert [own[label] for label in ("Worst model", "Spread of models")] == percents[3:]
-    assert (own["Client time"], own["Server memory"]) == ("30 min", "4.0 MB")
+    assert (own["Client computing"], own["Server memory"]) == ("30 min", "4.0 MB")
     assert tables.to_target(read_all(make(tmp_path / "c", models=("digits", "letters"))), names) == ""
 
 

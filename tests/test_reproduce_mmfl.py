@@ -182,6 +182,13 @@ def test_the_sources_order(gvr: float, lvr: float, held: bool) -> None:
     assert len(mmfl_page._order(some, "3")) == 8
 
 
+def test_methods_are_compared_by_the_seeds_that_both_have() -> None:
+    some = found(full=[1.0, 1.0], gvr=[0.8], random=[0.85, 0.5, 0.1])
+    assert mmfl_page._order(some, "3") == {"3 tasks: MMFL-GVR, 0.800, is above Random, 0.850": False}
+    assert "| Random | 0.778 | 0.675 (" in report(some, 30, False).text
+    assert "| 67.5% | 67.5% |" in report(some, 30, False).text, "of the seeds that full participation has"
+
+
 def test_the_page_lists_methods_by_accuracy() -> None:
     text = report(found(full=[0.8], random=[0.4], gvr=[0.6]), 15, False).text
     assert text.index("| Full participation |") < text.index("| MMFL-GVR |") < text.index("| Random |")

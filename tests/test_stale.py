@@ -344,6 +344,18 @@ def test_a_memory_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 50, 50))
     with pytest.raises(BadInput, match=r"takes 72 bytes, more than .* has: set TMPDIR"):
         FedVarp(memory="disk").init(MODELS[1:], TOY.share[1:])
+    alone = [sum(size * TOY.share.shape[1] * 8 for size in SIZES[s : s + 1]) for s in range(2)]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, max(alone)))
+    with pytest.raises(BadInput, match=rf"takes {sum(alone)} bytes, more than .* has: set TMPDIR"):
+        FedVarp(memory="disk").init(MODELS, TOY.share)  # each would fit, but not both
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"), [(FedStale(beta=float("nan")), "beta"), (FedStale(beta=-3), "beta"), (StaleVre(start=-1), "start")]
+)
+def test_factors_that_make_no_sense(estimator: FedVarp, name: str) -> None:
+    with pytest.raises(BadInput, match=rf"estimator\.{name} is .*, but it takes a number from 0 on"):
+        estimator.init(MODELS, TOY.share)
 
 
 # ---- SCAFFOLD

@@ -41,7 +41,7 @@ from rota.experiment import Interrupted, Run, execute
 from rota.loop import Experiment, State
 from rota.plan import Chunk, Plan, Seen, Task
 from rota.record import Record
-from rota.sampling import SAMPLERS
+from rota.sampling import SAMPLERS, Gvr
 from rota.store import Folder, checkpoint, refuse_used
 from rota.weights import Weights
 
@@ -513,6 +513,14 @@ def test_from_python(tmp_path: Path) -> None:
         rota.run([task], out=tmp_path / "run", resume=True, **{**settings, "server": Yogi(lr=0.2)})
     with pytest.raises(BadInput, match="already in use: add --resume"):
         rota.run([task], out=tmp_path / "run", **settings)
+
+
+def test_numbers_for_each_client_are_part_of_the_configuration(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rounds": 2, "device": "cpu", "out": tmp_path / "run"}
+    task = Task(network, federation([5, 6, 7]), batch=4)
+    rota.run([task], Gvr(2, (1, 2, 1), uploads=(0.9, 0.9, 2.0)), **settings)
+    with pytest.raises(BadInput, match=r"sampler\.processors\.0 was 1 and is now 3, "):
+        rota.run([task], Gvr(2, (3, 3, 3), uploads=(0.9, 0.9, 2.0)), resume=True, **settings)
 
 
 # ---- the process dies, without time for anything

@@ -15,7 +15,7 @@ from rota.report import numbers
 COSTS: dict[str, tuple[str, numbers.Format]] = {
     "sent up": ("bytes_up", numbers.size),
     "sent down": ("bytes_down", numbers.size),
-    "client time": ("client_seconds", numbers.duration),
+    "client computing": ("client_seconds", numbers.duration),
     "server memory": ("server_bytes", numbers.size),
 }
 

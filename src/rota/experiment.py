@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from rota import loop, weights
@@ -185,7 +186,7 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
             hits = [line["round"] for line in tested if line["models"][name]["accuracy"] >= experiment.target]
             models[name]["rounds_to_target"] = hits[0] if hits else None
     measured = [f"{name}_total" for name in SUMMED if name in experiment.metrics]
-    totals = {key: records[-1][key] for key in ("seconds", "bytes_up", "bytes_down", "server_bytes", *measured)}
+    totals = {key: records[-1][key] for key in ("seconds", "bytes_up", "bytes_down", *measured)}
     return {
         "rounds": len(records),
         "accuracy": last["accuracy"],
@@ -193,6 +194,7 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
         **{key: last[key] for key in ("worst_accuracy", "accuracy_spread") if key in last},
         "models": models,
         **totals,
+        "server_bytes": max(line["server_bytes"] for line in records),
         "client_seconds": sum(line["client_seconds"] for line in records),
         "failures": sum(len(line["failures"]) for line in records),
         "wall_seconds": round(wall_seconds, 3),
@@ -204,7 +206,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 
     def words(value: Any) -> Any:
         given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else {}
-        return {"name": type(value).__name__, **{k: v for k, v in given.items() if isinstance(v, str | int | float)}}
+        plain = {k: np.asarray(v).tolist() if isinstance(v, tuple) else v for k, v in given.items()}
+        return {"name": type(value).__name__, **{k: v for k, v in plain.items() if isinstance(v, str | int | float | list)}}
 
     numbers = {k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target") if getattr(experiment, k) is not None}
     policies = {k: words(getattr(experiment, k)) for k in ("sampler", "estimator", "server", "devices", "availability")}

@@ -23,6 +23,8 @@ from rota import rng
 from rota.availability import Availability
 from rota.data.federation import Array
 from rota.engine import Devices, Engine
+from rota.engine.local import TOO_FEW
+from rota.errors import BadInput
 from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
 from rota.metrics import Meter
 from rota.plan import Seen, Task, admit
@@ -119,8 +121,7 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     for chunk in engine.train(state.models, plan, now, correction):
         chunk = admit(chunk)
         seen.add(chunk, estimator.add(sums, plan, chunk))
-    if len(plan) and not seen.ok.any():
-        raise FloatingPointError(f"round {now}: no client's update could be used ({seen.reason[0]}); a lower lr may help")
+    _refuse(experiment, seen, now)
 
     estimates, remembered = estimator.finish(recalled, sums)
     models, server = apply(experiment.server, state.models, estimates, state.server)
@@ -139,7 +140,18 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     test = now % experiment.evaluate == 0 or now == experiment.rounds
     totals: Record = {"seconds": new.seconds, "client_seconds": cost.client_seconds, "bytes_up": new.bytes_up, "bytes_down": new.bytes_down}
     totals |= {"server_bytes": new.nbytes, **(meter(memory, shares, state.models, now) if meter else {})}
-    return new, record(now, experiment.names, plan, seen, engine.evaluate(models) if test else None, totals)
+    return new, record(now, experiment.names, plan, seen, engine.evaluate(models) if test else None, totals, asked)
+
+
+def _refuse(experiment: Experiment, seen: Seen, now: int) -> None:
+    """End a run in which nothing is learned any more. Clients with too few examples are passed over, unless there are no others."""
+    if seen.ok.any() or not seen.reason:
+        return
+    wrong = next((reason for reason in seen.reason if reason != TOO_FEW), None)
+    if wrong is not None:
+        raise FloatingPointError(f"round {now}: no client's update could be used ({wrong}); a lower lr may help")
+    if max(task.data.train.sizes.max() for task in experiment.tasks) < 2:
+        raise BadInput(f"no client can train ({TOO_FEW}): give clients two examples or more, or choose a model without BatchNorm")
 
 
 def apply(server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]) -> tuple[list[Weights], list[Tensors]]:

@@ -20,7 +20,7 @@ from rota.sampling import Asking, Sampler
 from rota.weights import Weights
 
 NUMBER = 8
-"""Bytes of an answer that is a norm or a loss."""
+"""Bytes of a number in an answer: a norm or a loss."""
 
 
 class Work(NamedTuple):
@@ -32,7 +32,9 @@ class Work(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Virtual seconds of the round (its slowest client's), of all clients together, and bytes."""
+    """Virtual seconds of the round (its slowest client's, on the link and with all its models, one after the other), of all clients'
+    computing together, and bytes.
+    """
 
     seconds: float
     client_seconds: float
@@ -103,13 +105,14 @@ def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost
     """What a round costs: its plan, and what was asked before."""
     new = _bill(setting, plan, seen, setting.work(None)[1])
     if asked is None:
-        return _cost(*new)
+        return _cost(plan, *new)
     rows, what, answers = asked.question.rows, asked.question.what, asked.answers
     before, after = setting.work(what)
-    seconds, up, down = _bill(setting, rows, answers, before)
-    first = _cost(seconds, up if before.up else NUMBER * answers.ok, down)
+    seconds, computing, up, down = _bill(setting, rows, answers, before)
+    numbers = setting.estimator.numbers if isinstance(setting.estimator, Recalling) and what == "norm" else 1
+    first = _cost(rows, seconds, computing, up if before.up else NUMBER * numbers * answers.ok, down)
     known = np.isin(_pairs(plan, setting.models), _pairs(rows, setting.models))
-    then = _cost(*(np.where(known, *both) for both in zip(_bill(setting, plan, seen, after), new, strict=True)))
+    then = _cost(plan, *(np.where(known, *both) for both in zip(_bill(setting, plan, seen, after), new, strict=True)))
     return Cost(
         first.seconds + then.seconds,
         first.client_seconds + then.client_seconds,
@@ -118,15 +121,17 @@ def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost
     )
 
 
-def _bill(setting: Setting, plan: Plan, seen: Seen, work: Work) -> tuple[Array, Array, Array]:
-    """Each row's seconds, and its bytes up (none where it failed) and down."""
+def _bill(setting: Setting, plan: Plan, seen: Seen, work: Work) -> tuple[Array, Array, Array, Array]:
+    """Each row's seconds, those of its computing alone, and its bytes up (none where it failed) and down."""
     nbytes = np.array([model.nbytes for model in setting.models], np.int64)[plan.model]
     seconds = seen.seconds if work == (1, 1, 1) else _seconds(setting, plan, seen.examples, work)  # which may be measured
-    return seconds, work.up * nbytes * seen.ok, work.down * nbytes
+    computing = _seconds(setting, plan, seen.examples, Work(work.training, 0, 0))
+    return seconds, computing, work.up * nbytes * seen.ok, work.down * nbytes
 
 
-def _cost(seconds: Array, up: Array, down: Array) -> Cost:
-    return Cost(float(np.nanmax(seconds, initial=0.0)), float(np.nansum(seconds)), int(up.sum()), int(down.sum()))
+def _cost(plan: Plan, seconds: Array, computing: Array, up: Array, down: Array) -> Cost:
+    by_client = np.bincount(plan.client, np.nan_to_num(seconds))
+    return Cost(float(by_client.max(initial=0.0)), float(np.nansum(computing)), int(up.sum()), int(down.sum()))
 
 
 def _pairs(plan: Plan, models: list[Weights]) -> Array:

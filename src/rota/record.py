@@ -11,11 +11,14 @@ import numpy as np
 from rota.data.federation import Array
 from rota.engine import Score
 from rota.plan import Plan, Seen
+from rota.probe import Asked
 
 Record = dict[str, Any]
 
 
-def record(now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Score] | None, totals: Record) -> Record:
+def record(
+    now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Score] | None, totals: Record, asked: Asked | None = None
+) -> Record:
     """The round as plain values, the same for the same seed on the same machine: no wall-clock time in it.
 
     Where there are several models, `worst_accuracy` is the lowest of theirs and `accuracy_spread` the standard deviation among them.
@@ -43,11 +46,18 @@ def record(now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Scor
         "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
         "probability": {"min": _or_none(np.min, known), "max": _or_none(np.max, known)},
         **totals,
-        "failures": [
-            {"client": int(plan.client[row]), "model": names[plan.model[row]], "reason": seen.reason[row]}
-            for row in np.flatnonzero(~seen.ok)
-        ],
+        "failures": _failures(names, plan, seen, asked),
     }
+
+
+def _failures(names: list[str], plan: Plan, seen: Seen, asked: Asked | None) -> list[Record]:
+    """The rows that failed, and before them those that failed when they were asked, unless they failed again."""
+    found: dict[tuple[int, int], str] = {}
+    if asked is not None:
+        rows, answers = asked.question.rows, asked.answers
+        found = {(rows.client[i], rows.model[i]): f"{answers.reason[i]}, asked before the draw" for i in np.flatnonzero(~answers.ok)}
+    found |= {(plan.client[i], plan.model[i]): seen.reason[i] for i in np.flatnonzero(~seen.ok)}
+    return [{"client": int(client), "model": names[model], "reason": reason} for (client, model), reason in found.items()]
 
 
 def finite(value: Any) -> Any:

@@ -58,6 +58,10 @@ class Estimator(Protocol):
 class Recalling(Protocol):
     """An estimator that weighs not an update but what it differs by from one that it remembers: samplers then learn from that."""
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers a client sends to say its norm: one more if the server learns another from it."""
+
     def residual(self, state: Tensors, plan: Plan, chunk: Chunk) -> tuple[Array, Tensors]:
         """The norms of what would be weighed of a chunk's rows, and the state that weighs it so: updates that are known before anybody is
         drawn may change it. The plan's weights are the shares of the round.

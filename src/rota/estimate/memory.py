@@ -31,7 +31,15 @@ def init(models: list[Weights], shares: Array, place: Place) -> Tensors:
     """Nothing remembered: for model s, memory.s [clients, parameters] of zeros; nothing waits; `share` is d[s, i]."""
     if place not in typing.get_args(Place):
         raise BadInput(f"estimator.memory is '{place}', but it takes one of 'device', 'cpu', 'disk'")
-    memories = [_zeros((shares.shape[1], len(model.params)), model.params, place) for model in models]
+    shapes = [(shares.shape[1], len(model.params)) for model in models]
+    needed = sum(rows * wide * model.params.element_size() for (rows, wide), model in zip(shapes, models, strict=True))
+    folder = tempfile.gettempdir()
+    if place == "disk" and needed > shutil.disk_usage(folder).free:  # a mapped file that finds no room later ends the process
+        raise BadInput(f"the estimator's memory takes {needed:,} bytes, more than {folder} has: set TMPDIR to a folder with room for them")
+    try:
+        memories = [_zeros(shape, model.params, place) for shape, model in zip(shapes, models, strict=True)]
+    except RuntimeError as error:
+        raise BadInput(f"the estimator's memory takes {needed:,} bytes, too many for '{place}': set estimator.memory to 'disk'") from error
     nothing = {f"memory.{s}": memory for s, memory in enumerate(memories)} | {"share": torch.from_numpy(shares.copy())}
     return remember(nothing, [[] for _ in models])
 
@@ -69,20 +77,12 @@ def total(state: Tensors, s: int, factor: Tensor, like: Tensor) -> Tensor:
 
 
 def _zeros(shape: tuple[int, int], like: Tensor, place: Place) -> Tensor:
-    count, folder = shape[0] * shape[1], tempfile.gettempdir()
-    needed = count * like.element_size()
+    count = shape[0] * shape[1]
     if place != "disk" or not count:
-        try:
-            return torch.zeros(shape, dtype=like.dtype, device=like.device if place == "device" else "cpu")
-        except RuntimeError as error:
-            raise BadInput(
-                f"the estimator's memory takes {needed:,} bytes, too many for '{place}': set estimator.memory to 'disk'"
-            ) from error
-    if needed > shutil.disk_usage(folder).free:  # a mapped file that finds no room later ends the process
-        raise BadInput(f"the estimator's memory takes {needed:,} bytes, more than {folder} has: set TMPDIR to a folder with room for them")
+        return torch.zeros(shape, dtype=like.dtype, device=like.device if place == "device" else "cpu")
     with tempfile.NamedTemporaryFile(prefix="rota-memory-", delete=False) as file:
         path = Path(file.name)
-        file.truncate(needed)
+        file.truncate(count * like.element_size())
     mapped = torch.from_file(str(path), shared=True, size=count, dtype=like.dtype)
     path.unlink()  # the mapping keeps it until the process ends
     return mapped.view(shape)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rota.data.federation import Array
+from rota.errors import BadInput
 from rota.estimate import memory
 from rota.estimate.average import Estimate, Sums, Unbiased, came_back
 from rota.estimate.memory import Fresh, Place, Tensors
@@ -48,6 +49,7 @@ class FedVarp:
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "an update a client on the server"
+    numbers: ClassVar[int] = 1
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
         """With the memory: its vectors' `norm` (NaN: none yet), and `beta`."""
@@ -118,7 +120,7 @@ class FedStale(FedVarp):
     beta: float = 0.8
 
     def _first(self) -> float:
-        return self.beta
+        return _factor("beta", self.beta)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class StaleVr(FedVarp):
 
     needs: ClassVar[str] = "norms of all"
     costs: ClassVar[str] = "an update a client on the server; every client trains"
+    numbers: ClassVar[int] = 2  # with beta
 
     def _more(self, shares: Array) -> Tensors:
         return {"certain": torch.from_numpy(shares * self._first())}
@@ -165,7 +168,7 @@ class StaleVre(FedVarp):
     start: float = 0.9
 
     def _first(self) -> float:
-        return self.start
+        return _factor("start", self.start)
 
     def _more(self, shares: Array) -> Tensors:
         return {"slope": _full(shares, 0.0), "age": _full(shares, 0.0)}
@@ -198,6 +201,12 @@ class Mifa(FedVarp):
 
     def _weighed(self, state: Tensors, plan: Plan) -> Plan:
         return replace(plan, weight=state["share"].numpy()[plan.model, plan.client])
+
+
+def _factor(name: str, value: float) -> float:
+    if not 0 <= value < np.inf:
+        raise BadInput(f"estimator.{name} is {value:g}, but it takes a number from 0 on")
+    return value
 
 
 def _full(shares: Array, value: float) -> Tensor:

@@ -92,8 +92,13 @@ class Run:
         return int(sum(counts.sum() for counts in self.sampled.values()))
 
     def total(self, name: str) -> float | None:
-        """What a running total (seconds, bytes_up, bytes_down, server_bytes) came to."""
+        """What a running total (seconds, bytes_up, bytes_down) came to."""
         return self.rounds[-1][name] if self.rounds else None
+
+    @property
+    def server_bytes(self) -> float | None:
+        """The most that the server held between rounds."""
+        return max((line["server_bytes"] for line in self.rounds), default=None)
 
 
 def find(folder: Path) -> list[Path]:

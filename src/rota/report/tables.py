@@ -31,8 +31,8 @@ SENT: list[Column] = [
     ("Sent down", lambda run: run.total("bytes_down"), numbers.size),
 ]
 WORK: list[Column] = [
-    ("Client time", lambda run: run.client_seconds, numbers.duration),
-    ("Server memory", lambda run: run.total("server_bytes"), numbers.size),
+    ("Client computing", lambda run: run.client_seconds, numbers.duration),
+    ("Server memory", lambda run: run.server_bytes, numbers.size),
 ]
 
 
@@ -73,7 +73,7 @@ def _best(groups: list[Group]) -> list[Tile]:
         ("Fewest rounds to target", ("", lambda run: run.rounds_to_target, numbers.count), False),
         ("Least virtual time", TIME, False),
         ("Least data sent", ("", _sent, numbers.size), False),
-        *([("Least client time", WORK[0], False), ("Least server memory", WORK[1], False)] if many else []),
+        *([("Least client computing", WORK[0], False), ("Least server memory", WORK[1], False)] if many else []),
     ]
     out = []
     for label, (_, cell, form), highest in wanted:

@@ -51,7 +51,7 @@ holds half of the data; every client has three labels of ten, others for each mo
 one model in a round, half of them half of the models (rounded up), a quarter all. Five local steps on all of a client's examples, 150
 rounds. The accuracy is the mean over the models and the last 21 rounds, on the last 70 % of the test images, relative to that of full
 participation with the same seed; in brackets are 95 % intervals over the seeds (Student's t). The costs are those of a whole run:
-communication both ways, the clients' virtual seconds on equal devices, and the most that the server held between rounds.
+communication both ways, the clients' computing on equal devices, and the most that the server held between rounds.
 
 Where the source is silent, wrong or ambiguous: the budget is the slides' 12 draws (the code takes a tenth of the processors, 24);
 full participation has the same data as the others (the code gives it every model); the networks end in logits (the code's in
@@ -69,10 +69,15 @@ Cells = dict[str, dict[int, Found]]
 """The finished runs by setting and method, and by seed."""
 
 
-def relative(found: Cells, setting: str, method: str) -> list[float]:
+def seeds(found: Cells, setting: str, *methods: str) -> list[int]:
+    """Those of which all these methods' runs are finished, and full participation's."""
+    return sorted(set.intersection(*(set(found.get(f"{setting}-{method}", {})) for method in ("full", *methods))))
+
+
+def relative(found: Cells, setting: str, method: str, some: list[int] | None = None) -> list[float]:
     """Accuracy over that of full participation with the same seed, seed by seed."""
     mine, full = (found.get(f"{setting}-{each}", {}) for each in (method, "full"))
-    return [mine[seed]["accuracy"] / full[seed]["accuracy"] for seed in sorted(mine.keys() & full.keys())]
+    return [mine[seed]["accuracy"] / full[seed]["accuracy"] for seed in (seeds(found, setting, method) if some is None else some)]
 
 
 def report(found: Cells, everything: int, quick: bool) -> Result:
@@ -95,12 +100,12 @@ def report(found: Cells, everything: int, quick: bool) -> Result:
 
 
 def _order(found: Cells, setting: str) -> dict[str, bool]:
-    """S0's order, claim by claim, by the means over seeds."""
+    """S0's order, claim by claim, by the means over the seeds of both."""
     out = {}
     for better, worse, how in ORDER:
-        mine, theirs = relative(found, setting, better), relative(found, setting, worse)
-        if mine and theirs:
-            first, second = float(np.mean(mine)), float(np.mean(theirs))
+        both = seeds(found, setting, better, worse)
+        if both:
+            first, second = (float(np.mean(relative(found, setting, method, both))) for method in (better, worse))
             claim = f"{setting} tasks: {TITLES[better]}, {first:.3f}, is {how} {TITLES[worse]}, {second:.3f}"
             out[claim] = first > second if how == "above" else first >= second
     return out
@@ -125,7 +130,7 @@ def _table(found: Cells, setting: str) -> list[str]:
     ]
     some = [method for method in TITLES if relative(found, setting, method)]
     for method in sorted(some, key=lambda each: -float(np.mean(relative(found, setting, each)))):
-        runs = list(found[f"{setting}-{method}"].values())
+        runs = [found[f"{setting}-{method}"][seed] for seed in seeds(found, setting, method)]
         values, paper = relative(found, setting, method), PAPER[setting].get(method)
         between = interval(values)
         spread = f" ({between.low:.3f} to {between.high:.3f})" if len(values) > 1 and method != "full" else ""
@@ -177,7 +182,7 @@ def _chart(found: Cells, setting: str) -> Chart:
     shown = [m for m in ("full", "gvr-star", "stale-vr", "gvr", "lvr", "kvib", "random") if relative(found, setting, m)]
     lines = []
     for colour, method in enumerate(shown):
-        runs = list(found[f"{setting}-{method}"].values())
+        runs = [found[f"{setting}-{method}"][seed] for seed in seeds(found, setting, method)]
         mean = np.mean([run["curve"]["accuracy"] for run in runs], axis=0)
         lines.append(Line(TITLES[method], runs[0]["curve"]["rounds"], mean.tolist(), colour))
     return Chart(f"{setting}-tasks", f"{setting} tasks: mean accuracy of the models", "round", "accuracy", lines)

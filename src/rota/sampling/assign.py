@@ -27,7 +27,7 @@ def capped(scores: Array, most: Array, budget: float) -> Array:
     rest = budget - most[positive].sum()
     if rest >= 0:
         idle = np.where(positive, 0.0, most)
-        return np.where(positive, most, idle * min(1.0, rest / max(idle.sum(), np.finfo(float).tiny)))
+        return np.where(positive, most, idle * (min(rest, idle.sum()) / idle.sum() if idle.any() else 0.0))
     a, m, left = scores[positive], most[positive], budget
     while True:  # the level falls from turn to turn, so those who are full stay full; few turns
         level = max(a.sum() / left, np.finfo(float).tiny)
