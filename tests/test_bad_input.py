@@ -21,7 +21,7 @@ import rota
 from rota.data import files
 from rota.engine import Devices
 from rota.errors import BadInput
-from rota.estimate import Adam, Sgd
+from rota.estimate import Adam, Sgd, StaleVr
 from rota.plan import Task
 
 
@@ -42,7 +42,9 @@ MISTAKES = {
     "run fedavg-digits --enigne auto": "unknown option --enigne: did you mean '--engine'?",
     "run fedavg-digits --out": "option '--out' requires an argument",
     "run fedavg-digits --engine seqential": "did you mean 'sequential'? (see rota run --help)",
-    "run fedavg-digits --device gpu": "invalid value for '--device': 'gpu' is not one of auto, cpu, cuda",
+    "run fedavg-digits --device gpu": "invalid value for '--device': 'gpu' is not one of auto, cpu, cuda (see",
+    "run mmfl-digits --set task.1.lr=-1": "task.1.lr is -1.0: it must be above 0",
+    "compare fedavg-digits --out x --vary seed=1,2 --seeds 2": "--vary seed=... and --seeds both say which seeds",
     "run fedavg-digits --resume": "--resume needs --out",
     "list modles": "unknown kind 'modles': did you mean 'models'?",
     "reproduce gdbound": "unknown reproduction 'gdbound': did you mean 'gd-bound'?",
@@ -302,6 +304,12 @@ def failing() -> nn.Module:
     ("tasks", "more", "sentence"),
     [
         ([], {}, "there is no task: give at least one"),
+        (task(), {}, "tasks are a list of rota.Task: give one"),
+        ([task()], {"sampler": "uniform"}, "sampler is 'uniform': give an object such as rota.sampling.Uniform(10)"),
+        ([task()], {"sampler": rota.sampling.Uniform}, "sampler is <class 'rota.sampling.uniform.Uniform'>: give an object"),
+        ([task()], {"estimator": rota.sampling.Full()}, "estimator is Full(): give an object such as rota.estimate.FedAvg()"),
+        ([task()], {"target": [0.5]}, "target is [0.5]: it must be one number, for all models"),
+        ([task()], {"estimator": StaleVr()}, "the estimator 'stale-vr' needs the norms of all clients"),
         ([spoilt("train", "x", 7, np.nan)], {}, "data 'blobs': train x is NaN or infinite at client 1, row 2: mend or remove it"),
         ([spoilt("train", "x", slice(17, 19), np.inf)], {}, "train x is NaN or infinite at client 2, row 0 and in 1 more rows: mend"),
         ([spoilt("test", "x", 5, np.nan)], {}, "test x is NaN or infinite at row 5: mend"),
@@ -314,7 +322,8 @@ def failing() -> nn.Module:
             "client 1 has no training examples (2 of 4 clients have none): leave such clients out",
         ),
         ([task(), task(data=federation([5, 12]))], {}, "the tasks have 3, 2 clients: all tasks of a run must have the same clients"),
-        ([task(name="a"), task(name="a-0"), task(name="a")], {}, "two tasks share the name 'a-0'"),
+        ([task(name="a"), task(name="a-0"), task(name="a")], {}, "two tasks share the name 'a'"),
+        ([task(), task(), task(name="blobs-0")], {}, "two tasks share the name 'blobs-0'"),
         ([task(model=lambda: nn.Linear(5, 3))], {}, "task 'blobs': the model does not fit examples of shape (4,): mat1 and mat2 shapes"),
         ([task(model=failing)], {}, "task 'blobs': the model does not fit examples of shape (4,): 'width'"),
         ([task(model=lambda: nn.Linear(4, 2))], {}, "task 'blobs': the model has 2 outputs but the data have 3 classes"),

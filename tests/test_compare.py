@@ -48,6 +48,42 @@ def test_all_combinations_and_all_with_the_same_seeds() -> None:
     assert config["seed"] == 7
 
 
+@pytest.mark.parametrize(
+    ("vary", "sentence"),
+    [
+        ("estimator=fedavg,stale-vr", "the run 'stale-vr-seed0' cannot begin: the estimator 'stale-vr' needs the norms of all clients"),
+        ("sampler.budget=2,1000", "the run '1000-seed0' cannot begin: sampler.budget is 1000"),
+        ("task.partition.alpha=1,-1", "the run '-1-seed0' cannot begin: dirichlet: alpha is -1"),
+    ],
+)
+def test_a_mistake_in_the_last_run_shows_before_the_first(vary: str, sentence: str, tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    result = call("compare", *SMALL, "--set", "task.partition=dirichlet", "--vary", vary, "--seeds", "2", "--out", str(out))
+    assert result.status == 2
+    assert sentence in result.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        ({"a": 3, "b": 1}, "target reached by a after 3 rounds, b after 1 round"),
+        ({"a": None, "b": 2, "c": None}, "target reached by b after 2 rounds; not reached by a, c"),
+        ({"a": None, "b": None}, "target not reached by a, b"),
+        ({"a": 3}, ""),
+    ],
+)
+def test_who_reached_the_target(rounds: dict[str, int | None], words: str) -> None:
+    assert compare.reached({"models": {name: {"rounds_to_target": n} for name, n in rounds.items()}}) == words
+    assert compare.reached({"models": {name: {} for name in rounds}}) == ""
+
+
+def test_what_failed_is_said() -> None:
+    assert compare.failed({"failures": 0}) == ""
+    assert compare.failed({"failures": 1}) == "1 training could not be used: the report says why"
+    assert compare.failed({"failures": 20}) == "20 trainings could not be used: the report says why"
+
+
 @given(st.lists(st.sampled_from(["a", "1", "0.5", "-1", "../b", "[1, 2]", "x y", "ü"]), min_size=1, max_size=4, unique=True))
 def test_run_names_are_plain_folder_names(values: list[str]) -> None:
     try:

@@ -12,20 +12,21 @@ from torch import Tensor
 from rota.data.federation import Federation, Part
 from rota.engine import Devices
 from rota.errors import BadInput
-from rota.estimate import Correcting, Expecting, Recalling, Server
+from rota.estimate import ESTIMATORS, Correcting, Expecting, Recalling, Server
 from rota.loop import Experiment
 from rota.metrics import check as check_metrics
 from rota.plan import Task, top1
+from rota.sampling import SAMPLERS
 
 
 def check(experiment: Experiment) -> None:
     """Raise BadInput for the first mistake found."""
-    if not experiment.tasks:
-        raise BadInput("there is no task: give at least one")
+    check_kinds(experiment)
     by_accuracy = all(task.score is top1 for task in experiment.tasks)
     check_numbers("", {key: value for key, value in vars(experiment).items() if key != "target" or by_accuracy})
-    if len(set(experiment.names)) < len(experiment.names):
-        raise BadInput(f"two tasks share the name '{max(experiment.names, key=experiment.names.count)}': give each task its own name")
+    for names in ([task.name for task in experiment.tasks if task.name], experiment.names):
+        if len(set(names)) < len(names):
+            raise BadInput(f"two tasks share the name '{max(names, key=names.count)}': give each task its own name")
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
         check_values(task.data)
@@ -35,6 +36,24 @@ def check(experiment: Experiment) -> None:
     check_server(experiment.server)
     check_policies(experiment)
     check_metrics(experiment.metrics, experiment.sampler, experiment.shares, experiment.rounds)
+
+
+def check_kinds(experiment: Experiment) -> None:
+    """Whether everything is what it is taken for, as a recipe's parts always are."""
+    tasks = experiment.tasks
+    if not isinstance(tasks, list | tuple) or not all(isinstance(task, Task) for task in tasks):
+        raise BadInput("tasks are a list of rota.Task: give one, such as [rota.Task(model, data)]")
+    if not tasks:
+        raise BadInput("there is no task: give at least one")
+    for what, policy, methods, example in (
+        ("sampler", experiment.sampler, ("init", "draw", "observe"), "rota.sampling.Uniform(10)"),
+        ("estimator", experiment.estimator, ("init", "begin", "add", "finish"), "rota.estimate.FedAvg()"),
+        ("server", experiment.server, ("step",), "rota.estimate.Sgd()"),
+    ):
+        if isinstance(policy, type) or not all(hasattr(policy, method) for method in methods):
+            raise BadInput(f"{what} is {policy!r}: give an object such as {example}")
+    if not isinstance(experiment.target, float | int | None):
+        raise BadInput(f"target is {experiment.target!r}: it must be one number, for all models")
 
 
 def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
@@ -133,16 +152,22 @@ def check_devices(devices: Devices) -> None:
 
 def check_policies(experiment: Experiment) -> None:
     """A sampler and an estimator that go together."""
-    sampler, estimator, mine = experiment.sampler, experiment.estimator, type(experiment.estimator).__name__
+    sampler, estimator = experiment.sampler, experiment.estimator
+    mine, other = called(estimator, ESTIMATORS), called(sampler, SAMPLERS)
     everybody = "norms of all"
     if getattr(estimator, "needs", "") == everybody != getattr(sampler, "needs", ""):
         raise BadInput(f"the estimator {mine} needs the {everybody} clients: take a sampler that asks for them, such as mmfl-gvr")
     if getattr(sampler, "needs", "") == "what the estimator expects" and not isinstance(estimator, Expecting):
-        raise BadInput(f"the sampler {type(sampler).__name__} draws by what an estimator expects, which {mine} cannot say: take stale-vre")
+        raise BadInput(f"the sampler {other} draws by what an estimator expects, which {mine} cannot say: take stale-vre")
     if isinstance(estimator, Correcting) and any(task.optimizer != "sgd" or task.momentum for task in experiment.tasks):
         raise BadInput(f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator")
     if experiment.metrics and isinstance(estimator, Correcting | Recalling):
         raise BadInput(f"metrics are of the updates themselves, of which the estimator {mine} weighs something else: leave them out")
+
+
+def called(policy: object, known: Mapping[str, type]) -> str:
+    """What a recipe calls a sampler or an estimator; one of the user's own has its class's name."""
+    return next((f"'{name}'" for name, kind in known.items() if kind is type(policy)), type(policy).__name__)
 
 
 def check_server(server: Server) -> None:

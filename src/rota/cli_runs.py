@@ -34,7 +34,7 @@ def run(
       rota run runs/try/config.toml --out runs/try --resume
     """
     from rota import recipe as recipes
-    from rota.compare import rounds
+    from rota.compare import failed, reached, rounds
     from rota.progress import loss
 
     if resume and out is None:
@@ -59,6 +59,9 @@ def run(
     if models:
         each = ", ".join(f"{name} {model['accuracy']:.2%}" for name, model in summary["models"].items())
         print_line(f"{each}; worst {summary['worst_accuracy']:.2%}, spread {summary['accuracy_spread']:.2%}")
+    for line in (reached(summary), failed(summary)):
+        if line:
+            print_line(line)
     print_line(f"report: {report}")
 
 
@@ -82,6 +85,7 @@ def compare(
       rota compare fedavg-mnist --vary task.lr=0.05,0.1 --seeds 5 --out runs/b
     """
     from rota import compare as comparisons
+    from rota import progress
     from rota import recipe as recipes
 
     config = recipes.read(recipe)
@@ -89,12 +93,14 @@ def compare(
         config = recipes.override(config, setting)
     runs = comparisons.variants(config, vary, seeds)
     started = {name: resume and (out / name / "config.toml").exists() for name in runs}
-    for name, variant in runs.items():  # a mistake in the last one should not show after hours
+    for name, variant in runs.items():
         _check_folder(recipes.resolve(variant), out / name, started[name])
     if resume and not any(started.values()):
         raise BadInput(f"there is no comparison to resume in {out}: leave --resume out to start one there")
     if not resume:
         _check_folder({}, out, resume)
+    with progress.waiting("checking the settings", still=True):  # a mistake in the last one should not show after hours
+        comparisons.check_all(runs)
     given = [word for word in sys.argv[1:] if word != "--resume"]
     how = {"engine": engine, "device": device, "precision": precision}
     results = []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from typing import Any
 
 from rota import recipe, registry
+from rota.check import check
 from rota.errors import BadInput
+from rota.plan import Task
 from rota.progress import loss
 from rota.recipe import Config
 from rota.report import numbers
@@ -28,6 +31,8 @@ def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
     if seeds < 1:
         raise BadInput(f"--seeds is {seeds}: it must be at least 1")
     axes = [[(key, value) for value in values] for key, values in map(parse, vary)]
+    if seeds > 1 and any(key == "seed" for axis in axes for key, _ in axis):
+        raise BadInput("--vary seed=... and --seeds both say which seeds: leave one of them out")
     out = {}
     for combination in itertools.product(*axes):
         changed = config
@@ -40,6 +45,25 @@ def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
                 raise BadInput(f"--vary gives the run '{name}' twice: leave one of the values out")
             out[name] = {**changed, "seed": seed}
     return out
+
+
+def check_all(runs: dict[str, Config]) -> None:
+    """Raise BadInput for the first run that could not begin, by its name; of several seeds the first stands for all."""
+    seen: set[str] = set()
+    loaded: tuple[str, list[Task]] = "", []
+    for name, raw in runs.items():
+        config = recipe.resolve(raw)
+        setting, tasks = (json.dumps(part, sort_keys=True, default=str) for part in ({**config, "seed": 0}, config["task"]))
+        if setting in seen:
+            continue
+        seen.add(setting)
+        try:
+            experiment = recipe.build(config, loaded[1] if loaded[0] == tasks else None)
+            loaded = tasks, experiment.tasks
+            check(experiment)
+            experiment.sampler.init(experiment.shares, experiment.rounds)
+        except BadInput as error:
+            raise BadInput(f"the run '{name}' cannot begin: {error}") from error
 
 
 def parse(vary: str) -> tuple[str, list[Any]]:
@@ -96,3 +120,20 @@ def _cost(value: float, form: numbers.Format, least: float) -> str:
 
 def _slug(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "_", str(value)).strip("_")
+
+
+def reached(summary: Config) -> str:
+    """Which of several models reached the target, and when; nothing where there is none."""
+    when = {name: model["rounds_to_target"] for name, model in summary["models"].items() if "rounds_to_target" in model}
+    if len(when) < 2:
+        return ""
+    done = [f"{name} after {n} round{'s' * (n != 1)}" for name, n in when.items() if n is not None]
+    words = [f"reached by {', '.join(done)}"] if done else []
+    words += [f"not reached by {', '.join(name for name, n in when.items() if n is None)}"] if len(done) < len(when) else []
+    return f"target {'; '.join(words)}"
+
+
+def failed(summary: Config) -> str:
+    """How many trainings could not be used; nothing where all could."""
+    n = summary["failures"]
+    return f"{n} training{'s' * (n != 1)} could not be used: the report says why" if n else ""

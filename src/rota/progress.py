@@ -121,7 +121,8 @@ def loss(value: float | None) -> str:
 
 def clients(record: Record) -> str:
     drawn, failed = sum(len(clients) for clients in record["cohort"].values()), len(record["failures"])
-    return f"{drawn} client{'s' * (drawn != 1)}" + (f", {failed} failed" if failed else "")
+    what = "client" if len(record["cohort"]) == 1 else "training"
+    return f"{drawn} {what}{'s' * (drawn != 1)}" + (f", {failed} failed" if failed else "")
 
 
 def duration(seconds: float) -> str:

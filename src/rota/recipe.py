@@ -170,28 +170,29 @@ def resolve(raw: Config) -> Config:
     tasks = tasks if isinstance(tasks, list) else [tasks]
     if not tasks:
         raise BadInput("the recipe has no [[task]]: give at least one, with its data and model")
-    config["task"] = [_resolve_task(task) for task in tasks]
+    where = ["task"] if len(tasks) == 1 else [f"task.{number}" for number in range(len(tasks))]
+    config["task"] = [_resolve_task(*each) for each in zip(where, tasks, strict=True)]
     resolved: Config = _without_none(config)
     check_numbers("", resolved)
-    for task in resolved["task"]:
-        check_numbers("task.", task)
+    for place, task in zip(where, resolved["task"], strict=True):
+        check_numbers(f"{place}.", task)
     return resolved
 
 
-def _resolve_task(raw: Any) -> Config:
-    raw = _table_of("task", raw)
-    _known("task.", raw, {*WORK, *PARTS})
-    task = _plain("task.", raw, WORK)
+def _resolve_task(where: str, raw: Any) -> Config:
+    raw = _table_of(where, raw)
+    _known(f"{where}.", raw, {*WORK, *PARTS})
+    task = _plain(f"{where}.", raw, WORK)
     if isinstance(task["batch"], str) and task["batch"] != "all":
-        raise BadInput(f"'task.batch' is '{task['batch']}', but it takes a whole number or \"all\"")
+        raise BadInput(f"'{where}.batch' is '{task['batch']}', but it takes a whole number or \"all\"")
     for key, kind in PARTS.items():
         if key in raw:
-            task[key] = _table(f"task.{key}", kind, raw[key])
+            task[key] = _table(f"{where}.{key}", kind, raw[key])
         elif key != "partition":
-            raise BadInput(f"'task.{key}' is missing: name one of {', '.join(registry.KINDS[kind])}")
+            raise BadInput(f"'{where}.{key}' is missing: name one of {', '.join(registry.KINDS[kind])}")
     if "partition" in task and "partition" not in _parameters("data", task["data"]["name"]):
         why = f"the data '{task['data']['name']}' come with their own clients"
-        raise BadInput(f"'task.partition' is given, but {why}: leave it out (--set task.partition=)")
+        raise BadInput(f"'{where}.partition' is given, but {why}: leave it out (--set {where}.partition=)")
     return task
 
 
@@ -250,9 +251,9 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def build(config: Config) -> Experiment:
-    """The objects that a resolved config describes; loads the data."""
-    tasks = [_build_task(task, config["seed"]) for task in config["task"]]
+def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
+    """The objects that a resolved config describes; loads the data, unless its tasks are given."""
+    tasks = tasks or [_build_task(task, config["seed"]) for task in config["task"]]
     sampler = dict(config["sampler"])
     if "fraction" in sampler:
         sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].data.clients))

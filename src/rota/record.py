@@ -14,6 +14,8 @@ from rota.plan import Plan, Seen
 from rota.probe import Asked
 
 Record = dict[str, Any]
+ASKED = ", asked before the draw"
+"""Behind the reason of a failure of one that was not to train yet."""
 
 
 def record(
@@ -55,7 +57,7 @@ def _failures(names: list[str], plan: Plan, seen: Seen, asked: Asked | None) -> 
     found: dict[tuple[int, int], str] = {}
     if asked is not None:
         rows, answers = asked.question.rows, asked.answers
-        found = {(rows.client[i], rows.model[i]): f"{answers.reason[i]}, asked before the draw" for i in np.flatnonzero(~answers.ok)}
+        found = {(rows.client[i], rows.model[i]): answers.reason[i] + ASKED for i in np.flatnonzero(~answers.ok)}
     found |= {(plan.client[i], plan.model[i]): seen.reason[i] for i in np.flatnonzero(~seen.ok)}
     return [{"client": int(client), "model": names[model], "reason": reason} for (client, model), reason in found.items()]
 

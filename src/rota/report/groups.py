@@ -10,6 +10,8 @@ from typing import Any
 
 from rota.report.runs import Run
 
+METHODS = ("sampler.name", "estimator.name", "server.name")
+
 
 @dataclass(frozen=True)
 class Group:
@@ -60,22 +62,26 @@ def _whole(value: Any) -> Any:
 
 
 def _labels(groups: list[list[Run]]) -> list[str]:
-    """Each group's name: as few of the differing keys as tell the groups apart, names first; folders' names where no key does."""
+    """Each group's name: its methods, where they differ, and as few other keys as tell the groups apart; folders' names where none does."""
     table = differing(groups)
+    chosen = [key for key in METHODS if key in table]
+    apart = max(1, len(set(zip(*(table[key] for key in chosen), strict=True))))
     # a method's own knobs are missing from the other methods: its name says more
-    keys = sorted(table, key=lambda key: (None in table[key], not key.endswith("name")))
-    chosen: list[str] = []
-    apart = 1
-    for key in keys:
+    for key in sorted(table.keys() - set(chosen), key=lambda key: (None in table[key], not key.endswith("name"), list(table).index(key))):
         count = len(set(zip(*(table[name] for name in [*chosen, key]), strict=True)))
         if count > apart:
             chosen, apart = [*chosen, key], count
     labels = []
     for number, members in enumerate(groups):
-        words = [f"no {key}" if table[key][number] is None else f"{key}={table[key][number]}" for key in chosen]
-        labels.append(", ".join(words) or _folder(members))
+        labels.append(", ".join(_words(key, table[key][number]) for key in chosen) or _folder(members))
     twice = Counter(labels)
     return [label if twice[label] == 1 else _alone(label, members) for label, members in zip(labels, groups, strict=True)]
+
+
+def _words(key: str, value: str | None) -> str:
+    if value is None:
+        return f"no {key}"
+    return value if key in METHODS else f"{key}={value}"
 
 
 def _folder(members: list[Run]) -> str:

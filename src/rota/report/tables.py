@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from html import escape
 
+from rota.record import ASKED
 from rota.report import numbers
 from rota.report.groups import Group, differing
 from rota.report.runs import Run
@@ -147,7 +148,8 @@ def failures(groups: list[Group]) -> str:
     for group in groups:
         asked = sum(run.rows for run in group.runs)
         for reason, times in sum((run.failures for run in group.runs), Counter[str]()).most_common():
-            rows.append([group.label, reason, numbers.count(times), numbers.percent(times / asked)])
+            part = numbers.NONE if reason.endswith(ASKED) else numbers.percent(times / asked)
+            rows.append([group.label, reason, numbers.count(times), part])
     head = ["Run", "Reason", "Times", "Of all trainings"]
     if len(groups) == 1:
         head, rows = head[1:], [row[1:] for row in rows]
