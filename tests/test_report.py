@@ -374,6 +374,8 @@ def test_models_have_curves_of_their_own(tmp_path: Path) -> None:
     np.testing.assert_allclose(spread["y"], np.std([digits, letters], axis=0), rtol=1e-3)
     assert "worst" not in page["charts"]
     assert [trace["meta"]["series"] for trace in page["charts"]["sampled"]["traces"]] == ["model digits", "model letters"]
+    places = [[text.split(" (")[0] for text in trace["text"]] for trace in page["charts"]["sampled"]["traces"]]
+    assert places[0] == places[1], "a place is one client"
     compare(tmp_path / "several", seeds=1, models=("digits", "letters"))
     page = traces_of(render(read_all(tmp_path / "several")))
     assert list(page["series"]) == ["run 0", "run 1", "run 2"]

@@ -274,6 +274,9 @@ class Spy:
         self.tested.append(list(which))
         return self.inner.evaluate(models, which)
 
+    def seconds(self, *given: Any) -> Any:
+        return self.inner.seconds(*given)
+
 
 def course(*rates: float) -> tuple[Experiment, Spy]:
     blobs = federation([30] * 8, seed=3)

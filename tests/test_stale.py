@@ -535,14 +535,14 @@ def sentence(sampler: str, estimator: Any, metrics: tuple[str, ...] = (), **task
 
 def test_policies_that_do_not_go_together() -> None:
     assert sentence("uniform", StaleVr()) == (
-        "the estimator StaleVr needs the norms of all clients: take a sampler that asks for them, such as mmfl-gvr"
+        "the estimator 'stale-vr' needs the norms of all clients: take a sampler that asks for them, such as mmfl-gvr"
     )
     assert sentence("mmfl-vre", FedVarp()) == (
-        "the sampler Vre draws by what an estimator expects, which FedVarp cannot say: take stale-vre"
+        "the sampler 'mmfl-vre' draws by what an estimator expects, which 'fedvarp' cannot say: take stale-vre"
     )
     for wrong in ({"optimizer": "adam"}, {"momentum": 0.9}):
         assert sentence("uniform", Scaffold(), **wrong) == (
-            "the estimator Scaffold is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator"
+            "the estimator 'scaffold' is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator"
         )
     for estimator in (FedVarp(), Scaffold()):
         name = type(estimator).__name__

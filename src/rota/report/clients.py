@@ -37,7 +37,8 @@ def sampling(title: str, series: list[Series]) -> list[Chart]:
     if not clients:
         return []
     if clients * len(series) <= BARS:
-        chart = Chart(f"sampled {title}".strip(), f"{of} often each client was sampled", seeds.strip(), [_bars(one) for one in series])
+        bars = [_bars(one, series) for one in series]
+        chart = Chart(f"sampled {title}".strip(), f"{of} often each client was sampled", seeds.strip(), bars)
         chart.layout = {"xaxis": axis("clients, largest first"), "yaxis": axis("times sampled", rangemode="tozero"), "bargap": 0.15}
         return [chart]
     counts = Chart(f"sampled {title}".strip(), f"{of} often clients were sampled")
@@ -51,12 +52,13 @@ def sampling(title: str, series: list[Series]) -> list[Chart]:
     return [counts, sizes] if sizes.traces else [counts]
 
 
-def _bars(series: Series) -> Trace:
-    """Every client's count, largest client first; over seeds the mean at each place in that order."""
+def _bars(series: Series, beside: list[Series]) -> Trace:
+    """Every client's count, largest client first; over seeds the mean at each place in that order. Of a run's models all have one order."""
     rows, orders = [], set()
+    same = [other for other in beside if _runs(other) == _runs(series)]
     for run in _runs(series):
         held, clients = _holdings(run, series)
-        order = np.argsort(-held, kind="stable")
+        order = np.argsort(-np.sum([_holdings(run, other)[0] for other in same], axis=0), kind="stable")
         rows.append(_counts(run, series)[clients[order]])
         orders.add(tuple(f"client {client} ({size:,} examples)" for client, size in zip(clients[order], held[order], strict=True)))
     count = np.mean([row[: min(map(len, rows))] for row in rows], axis=0)
