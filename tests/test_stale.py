@@ -545,9 +545,9 @@ def test_policies_that_do_not_go_together() -> None:
             "the estimator 'scaffold' is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator"
         )
     for estimator in (FedVarp(), Scaffold()):
-        name = type(estimator).__name__
+        name = type(estimator).__name__.lower()
         assert sentence("uniform", estimator, ("regret",)) == (
-            f"metrics are of the updates themselves, of which the estimator {name} weighs something else: leave them out"
+            f"metrics measure the updates themselves, but the estimator '{name}' weighs something else: leave metrics out"
         )
 
 

@@ -162,7 +162,7 @@ def check_policies(experiment: Experiment) -> None:
     if isinstance(estimator, Correcting) and any(task.optimizer != "sgd" or task.momentum for task in experiment.tasks):
         raise BadInput(f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator")
     if experiment.metrics and isinstance(estimator, Correcting | Recalling):
-        raise BadInput(f"metrics are of the updates themselves, of which the estimator {mine} weighs something else: leave them out")
+        raise BadInput(f"metrics measure the updates themselves, but the estimator {mine} weighs something else: leave metrics out")
 
 
 def called(policy: object, known: Mapping[str, type]) -> str:
