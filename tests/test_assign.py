@@ -622,7 +622,11 @@ def test_fedfair_draws_and_learns() -> None:
             {"budget": 15, "processors": 3, "distinct": True},
             "sampler.budget is 15 draws a round, but clients can do 14: give above 0, up to 14",
         ),
-        ("mmfl-vre", {"budget": 4, "uploads": 0.5}, "sampler.budget is 4 draws a round, but clients can do 3: give above 0, up to 3"),
+        (
+            "mmfl-vre",
+            {"budget": 4, "uploads": 0.5},
+            "sampler.budget is 4 draws a round, but clients can do 3: give above 0, up to 3, or set sampler.uploads higher",
+        ),
         ("mmfl-random", {"budget": 7}, "sampler.budget is 7 processors a round, but there are 6: give a number from 1 to 6"),
         ("mmfl-random", {"budget": 0.5}, "sampler.budget is 0.5 processors a round, but there are 6: give a number from 1 to 6"),
         ("round-robin", {"budget": 7}, "sampler.budget is 7 clients a round, but there are 6: give a number from 1 to 6"),

@@ -46,8 +46,8 @@ class Assigning:
             most = np.minimum(most, caps)
         able = float((np.minimum(most, owned) if self.distinct else most * (owned > 0)).sum())
         if not 0 < self.budget <= able * (1 + 1e-9):
-            why = "" if self.uploads is None else ", or set sampler.uploads higher"
-            raise BadInput(f"sampler.budget is {self.budget:g} draws a round, but clients can do {able:g}: give above 0, up to {able:g}{why}")
+            help = f"give above 0, up to {able:g}" + ("" if self.uploads is None else ", or set sampler.uploads higher")
+            raise BadInput(f"sampler.budget is {self.budget:g} draws a round, but clients can do {able:g}: {help}")
         return {"processors": processors, "most": most}
 
     def best(self, scores: Array, state: State, shares: Array, mix: float = 0.0) -> Array:
