@@ -67,7 +67,8 @@ def _labels(groups: list[list[Run]]) -> list[str]:
     chosen = [key for key in METHODS if key in table]
     apart = max(1, len(set(zip(*(table[key] for key in chosen), strict=True))))
     # a method's own knobs are missing from the other methods: its name says more
-    for key in sorted(table.keys() - set(chosen), key=lambda key: (None in table[key], not key.endswith("name"), list(table).index(key))):
+    others = [key for key in table if key not in chosen]
+    for key in sorted(others, key=lambda key: (None in table[key], not key.endswith("name"))):
         count = len(set(zip(*(table[name] for name in [*chosen, key]), strict=True)))
         if count > apart:
             chosen, apart = [*chosen, key], count

@@ -74,18 +74,23 @@ def seeds(found: Cells, setting: str, *methods: str) -> list[int]:
     return sorted(set.intersection(*(set(found.get(f"{setting}-{method}", {})) for method in ("full", *methods))))
 
 
-def relative(found: Cells, setting: str, method: str, some: list[int] | None = None) -> list[float]:
+def finished(found: Cells, setting: str, method: str, *beside: str) -> list[Found]:
+    """A method's runs with the seeds that full participation has too, and those beside it."""
+    return [found[f"{setting}-{method}"][seed] for seed in seeds(found, setting, method, *beside)]
+
+
+def relative(found: Cells, setting: str, method: str, *beside: str) -> list[float]:
     """Accuracy over that of full participation with the same seed, seed by seed."""
-    mine, full = (found.get(f"{setting}-{each}", {}) for each in (method, "full"))
-    return [mine[seed]["accuracy"] / full[seed]["accuracy"] for seed in (seeds(found, setting, method) if some is None else some)]
+    both = (finished(found, setting, *order, *beside) for order in ((method, "full"), ("full", method)))
+    return [mine["accuracy"] / full["accuracy"] for mine, full in zip(*both, strict=True)]
 
 
 def report(found: Cells, everything: int, quick: bool) -> Result:
     """Claims, tables and charts, from the runs that are finished."""
     rows, checks = [], {}
-    finished = sum(len(runs) for runs in found.values())
-    if finished < everything:
-        checks[f"all runs are finished ({finished} of {everything})"] = False
+    number = sum(len(runs) for runs in found.values())
+    if number < everything:
+        checks[f"all runs are finished ({number} of {everything})"] = False
     settings = [setting for setting in PAPER if relative(found, setting, "full")]
     for setting in settings:
         for method, title in TITLES.items():
@@ -103,9 +108,9 @@ def _order(found: Cells, setting: str) -> dict[str, bool]:
     """S0's order, claim by claim, by the means over the seeds of both."""
     out = {}
     for better, worse, how in ORDER:
-        both = seeds(found, setting, better, worse)
-        if both:
-            first, second = (float(np.mean(relative(found, setting, method, both))) for method in (better, worse))
+        mine, theirs = relative(found, setting, better, worse), relative(found, setting, worse, better)
+        if mine:
+            first, second = float(np.mean(mine)), float(np.mean(theirs))
             claim = f"{setting} tasks: {TITLES[better]}, {first:.3f}, is {how} {TITLES[worse]}, {second:.3f}"
             out[claim] = first > second if how == "above" else first >= second
     return out
@@ -130,7 +135,7 @@ def _table(found: Cells, setting: str) -> list[str]:
     ]
     some = [method for method in TITLES if relative(found, setting, method)]
     for method in sorted(some, key=lambda each: -float(np.mean(relative(found, setting, each)))):
-        runs = [found[f"{setting}-{method}"][seed] for seed in seeds(found, setting, method)]
+        runs = finished(found, setting, method)
         values, paper = relative(found, setting, method), PAPER[setting].get(method)
         between = interval(values)
         spread = f" ({between.low:.3f} to {between.high:.3f})" if len(values) > 1 and method != "full" else ""
@@ -182,7 +187,7 @@ def _chart(found: Cells, setting: str) -> Chart:
     shown = [m for m in ("full", "gvr-star", "stale-vr", "gvr", "lvr", "kvib", "random") if relative(found, setting, m)]
     lines = []
     for colour, method in enumerate(shown):
-        runs = [found[f"{setting}-{method}"][seed] for seed in seeds(found, setting, method)]
+        runs = finished(found, setting, method)
         mean = np.mean([run["curve"]["accuracy"] for run in runs], axis=0)
         lines.append(Line(TITLES[method], runs[0]["curve"]["rounds"], mean.tolist(), colour))
     return Chart(f"{setting}-tasks", f"{setting} tasks: mean accuracy of the models", "round", "accuracy", lines)

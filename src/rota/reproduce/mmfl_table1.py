@@ -138,9 +138,9 @@ def parts(quick: bool = False) -> list[Work]:
     return [Work(setting, method, seed) for setting in SETTINGS for seed in range(SEEDS) for method in METHODS]
 
 
-SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 45.0, "cpu": 6000.0}}
+SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 48.0, "cpu": 6000.0}}
 """What a run takes, roughly, on one H200 and on two cores, to plan by; for five tasks the mean of methods in which all clients train, about
-110, and of others, 20, of an H200 that several runs share, and on two cores a guess."""
+125, and of others, 20, of an H200 that several runs share, and on two cores a guess."""
 
 
 def estimate(only: str | None = None) -> list[str]:
