@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-
-from rota.errors import did_you_mean
 
 
 class EngineName(StrEnum):
@@ -30,13 +29,12 @@ class PrecisionName(StrEnum):
 
 
 def one_of(choices: type[StrEnum]) -> dict[str, Any]:
-    """An option that takes one of a few words, with a "did you mean" for any other."""
+    """An option that takes one of a few words, with a "did you mean" for any other that is nearly one of them."""
 
     def parse(word: str) -> StrEnum:
         if word not in list(choices):
-            near = did_you_mean(word, choices)
-            hint = f"; {near}" if near.startswith("did") else ""
-            raise typer.BadParameter(f"'{word}' is not one of {', '.join(choices)}{hint}")
+            near = difflib.get_close_matches(word, choices, n=1, cutoff=0.8)  # 'gpu' does not mean 'cpu'
+            raise typer.BadParameter(f"'{word}' is not one of {', '.join(choices)}" + (f"; did you mean '{near[0]}'?" if near else ""))
         return choices(word)
 
     return {"parser": parse, "metavar": "|".join(choices), "autocompletion": starting(lambda: list(choices))}

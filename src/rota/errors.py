@@ -13,5 +13,5 @@ class BadInput(ValueError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint to put behind an "unknown ..." sentence: the nearest known word, or the list of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)  # 'gpu' does not mean 'cpu'
+    near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"

@@ -50,7 +50,7 @@ def where(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
     if device not in ("cpu", "cuda"):
-        raise BadInput(f"unknown device '{device}': {did_you_mean(device, ['auto', 'cpu', 'cuda'])}")
+        raise BadInput(f"unknown device '{device}': use cuda (a GPU), cpu, or auto")
     return device
 
 
