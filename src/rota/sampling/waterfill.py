@@ -35,6 +35,10 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
         return np.where(a > 0, 1.0, (budget - (n - zeros)) / zeros)
     if a.max() > LARGEST / n:
         a = a * 2.0**-64  # their sum must not overflow
+    with np.errstate(all="ignore"):
+        p: Array = a / (a.sum() / budget)
+    if floor <= p.min() and p.max() <= 1:  # nobody is clipped, so that no order is needed
+        return p
 
     ascending = np.sort(a)
     below = np.zeros(n + 1)  # below[j]: sum of the j smallest
@@ -51,7 +55,7 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
         between = ascending[floored:capped].sum()
         if between == 0:  # the floors and the ones use up the budget
             return np.where(a >= (ascending[capped] if capped < n else np.inf), 1.0, floor)
-        p: Array = a / (between / (budget - (n - capped) - floored * floor))
+        p = a / (between / (budget - (n - capped) - floored * floor))
     np.clip(p, floor, 1.0, out=p)
     return p
 
