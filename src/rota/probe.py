@@ -88,7 +88,7 @@ def probe(setting: Setting, sampler: Sampler, memory: State, shares: Array, reca
         return sampler.hear(memory, rows, answers), recalled, None
     if what == "loss":
         answers.loss, answers.examples = engine.losses(models, rows, now, question.examples)
-        answers.reason = ["" if np.isfinite(loss) else "the loss is not finite" for loss in answers.loss]
+        answers.reason = ["" if fine else "the loss is not finite" for fine in np.isfinite(answers.loss).tolist()]
         answers.loss[~answers.ok] = np.nan
     else:
         correction = estimator.correction(recalled, rows) if isinstance(estimator, Correcting) else None

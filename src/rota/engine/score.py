@@ -22,8 +22,10 @@ from rota.engine.local import cores
 from rota.plan import Task
 from rota.weights import Weights
 
-BATCH, ON_CPU = 1000, 100
-"""The most examples that are tested at once on a GPU, and on a CPU, where their features should stay in its cache."""
+BATCH, ON_CPU, WORK = 1000, 100, 3e8
+"""The most examples that are tested at once on a GPU, and on a CPU, where their features should stay in its cache; there it may be more of
+a small network, whose training on them takes so many FLOPs.
+"""
 STACK = 32
 """The most models in one stack."""
 TOLERANCE = 1e-3
@@ -47,8 +49,8 @@ class Score:
 class Scorer:
     """The tasks' test parts on one device: each is there once, however many models are tested on it."""
 
-    def __init__(self, tasks: list[Task], modules: list[nn.Module], device: torch.device) -> None:
-        self.tasks, self.modules, self.device = tasks, modules, device
+    def __init__(self, tasks: list[Task], modules: list[nn.Module], flops: list[float], device: torch.device) -> None:
+        self.tasks, self.modules, self.flops, self.device = tasks, modules, flops, device
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.stacks: dict[Kind, bool] = {}  # whether a kind of model can be stacked
         self.threads = ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) if device.type == "cpu" else None
@@ -59,7 +61,8 @@ class Scorer:
         The number of examples in a pass does not depend on the device then.
         """
         if not takes_statistics(self.modules[s]):
-            most, total = ON_CPU if self.threads else BATCH, int(np.sum(sizes))
+            most = int(np.clip(WORK / max(self.flops[s], 1.0), ON_CPU, BATCH)) if self.threads else BATCH
+            total = int(np.sum(sizes))
             return [(slice(start, start + most), None) for start in range(0, total, most)]
         pieces = np.array([len(piece) for n in sizes if n for piece in np.array_split(np.arange(n), -(-n // BATCH))])
         number = (np.cumsum(pieces) - pieces) // BATCH

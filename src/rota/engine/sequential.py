@@ -32,12 +32,12 @@ class Sequential:
         self.start = [weights.read(module) for module in self.modules]  # the modules themselves are worked with
         held = {id(task.data): local.on_device(task.data.train, device) for task in tasks}
         self.data = [held[id(task.data)] for task in tasks]
-        self.scorer = Scorer(tasks, self.modules, device)
         self.dropout = [local.uses_dropout(m, x[:2].to(device)) for m, (x, _) in zip(self.modules, self.data, strict=True)]
         self.least = [local.smallest_batch(m, x[:1].to(device)) for m, (x, _) in zip(self.modules, self.data, strict=True)]
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
+        self.scorer = Scorer(tasks, self.modules, self.flops, device)
         self.speed, self.link = devices.profile(tasks[0].data.clients, seed)
 
     def initial(self) -> list[Weights]:
@@ -115,29 +115,33 @@ class Sequential:
         for s in np.unique(plan.model).tolist():
             rows = np.flatnonzero(plan.model == s)
             weights.load(self.modules[s].eval(), models[s])
-            some = [self._examples(s, client, now, examples) for client in plan.client[rows].tolist()]
-            count[rows] = sizes = np.array([len(mine) for mine in some])
-            each = self._losses(s, torch.cat(some), sizes).double().cpu().numpy()
+            places, sizes = self._examples(s, plan.client[rows], now, examples)
+            count[rows] = sizes
+            each = self._losses(s, places, sizes).double().cpu().numpy()
             loss[rows] = np.bincount(np.repeat(np.arange(len(rows)), sizes), each) / sizes
         return loss, count
 
     def _losses(self, s: int, places: Tensor, sizes: Array) -> Tensor:
         """The losses of examples, one by one, of which sizes[i] are the i-th client's."""
         task, module, (x, y) = self.tasks[s], self.modules[s], self.data[s]
+        places = places.to(x.device)  # which need not be the engine's
 
         def measure(part: tuple[slice, Tensor | None]) -> Tensor:
-            here = places[part[0]].to(x.device)  # which need not be the engine's
+            here = places[part[0]]
             return task.loss(forward(module, x[here].to(self.device), part[1]), y[here].to(self.device))
 
         return torch.cat(self.scorer.spread(measure, self.scorer.passes(s, sizes)))
 
-    def _examples(self, model: int, client: int, now: int, most: int | None) -> Tensor:
-        """Where a client's training examples are: all, or `most` of them at random."""
-        start, end = self.tasks[model].data.train.offsets[client : client + 2].tolist()
-        if most is None or most >= end - start:
-            return torch.arange(start, end, device=self.device)
-        stream = rng.as_tensor([rng.key(self.seed, "loss", now, client, model)], self.device)[0]
-        return rng.permutation(stream, end - start)[:most].add(start)
+    def _examples(self, model: int, clients: Array, now: int, most: int | None) -> tuple[Tensor, Array]:
+        """Where clients' training examples are, one client after the other: all, or `most` of each at random; and how many of each."""
+        offsets = self.tasks[model].data.train.offsets
+        sizes = offsets[clients + 1] - offsets[clients]
+        if most is None or (sizes <= most).all():
+            before = np.cumsum(sizes) - sizes
+            return torch.from_numpy(np.repeat(offsets[clients] - before, sizes) + np.arange(sizes.sum())), sizes
+        keys = rng.as_tensor([rng.key(self.seed, "loss", now, client, model) for client in clients.tolist()], self.device)
+        each = zip(keys, sizes.tolist(), offsets[clients].tolist(), strict=True)
+        return torch.cat([rng.permutation(key, n)[:most].add(first) for key, n, first in each]), np.minimum(sizes, most)
 
 
 def _add(module: nn.Module, vector: Tensor, prox: float | None = None) -> None:
