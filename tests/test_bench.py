@@ -29,6 +29,7 @@ from rota.bench.systems import OWN, PEERS, System, Way
 from rota.bench.works import WORKS, Work
 from rota.data.files import cache
 from rota.models import MODELS
+from rota.sampling import SAMPLERS
 
 TINY: dict[str, dict[str, Any]] = {
     "2nn": {"clients": 4, "examples": 12, "cohort": 2},
@@ -256,16 +257,20 @@ def test_the_floors_are_positive(tmp_path: Path) -> None:
 
 
 def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"CLIENTS": (5, 20), "COHORTS": (1, 3), "COHORT": 2, "AMONG": 20, "FLEET": (6, 4)}.items():
+    sizes = {"CLIENTS": (5, 20), "COHORTS": (1, 3), "COHORT": 2, "AMONG": 20, "FLEET": (6, 4), "TASKS": 3, "PEOPLE": 12}
+    for name, value in sizes.items():
         monkeypatch.setattr(growth, name, value)
     status, out, err = call("growth", "--json", "--rounds", 2, "--device", "cpu")
     rows = json.loads(out)
     assert status == 0, err
-    first, others, last = rows[:3], rows[3:-3], rows[-3:]
-    assert [(row["clients"], row["cohort"]) for row in (*first, *last)] == [(5, 2), (20, 2), (20, 3), (20, 1), (20, 3), (6, 4)]
-    assert {row["sampler"] for row in (*first, *last)} == {"kvib"}
-    assert [(row["clients"], row["cohort"], row["sampler"]) for row in others] == [(20, 3, name) for name in growth.OTHERS]
-    assert [row["model"] for row in rows] == ["logistic"] * (len(rows) - 1) + ["cnn"]
+    assert [(row["model"], row["models"], row["clients"], row["cohort"], row["sampler"]) for row in rows] == [
+        *(("logistic", 1, clients, 2, "kvib") for clients in (5, 20)),
+        *(("logistic", 1, 20, 3, sampler) for sampler in ("kvib", *growth.OTHERS)),
+        *(("logistic", 1, 20, cohort, "kvib") for cohort in (1, 3)),
+        *(("logistic", 3, 12, 3, sampler) for sampler in growth.ASSIGN),
+        ("cnn", 1, 6, 4, "kvib"),
+    ]
+    assert set(growth.ASSIGN) == {name for name, kind in SAMPLERS.items() if kind.__module__ == "rota.sampling.mmfl"}
     for row in rows:
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]

@@ -34,7 +34,7 @@ __all__ = ["GROWTH", "PEERS", "WORKS", "Result", "bench", "chosen", "names", "sh
 
 PASSES = 2
 MARGIN = 1.5  # a way that took longer than this many times the fastest one's time is not tried again
-GROWTH = "Seconds a round for 100 to 1,000,000 clients and cohorts of 1 to 1,000, and for 1,000 CNNs (rota alone)"
+GROWTH = "Seconds a round for 100 to 1,000,000 clients, cohorts of 1 to 1,000, 20 models, and 1,000 CNNs (rota alone)"
 
 Row = dict[str, Any]
 
@@ -238,13 +238,13 @@ def table(result: Result) -> list[str]:
 
 
 def _growth_table(result: Result) -> list[str]:
-    lines = [f"{'model':10}{'clients':>10}{'cohort':>8}{'ms/round':>10}{'server ms':>11}{'share':>8}  sampler"]
+    lines = [f"{'model':10}{'models':>7}{'clients':>10}{'cohort':>8}{'ms/round':>10}{'server ms':>11}{'share':>8}  sampler"]
     for row in result.rows:
         lines.append(
-            f"{row['model']:10}{row['clients']:10,}{row['cohort']:8,}{short(row['seconds_per_round'] * 1e3):>10}"
+            f"{row['model']:10}{row['models']:7}{row['clients']:10,}{row['cohort']:8,}{short(row['seconds_per_round'] * 1e3):>10}"
             f"{row['server_seconds_per_round'] * 1e3:11.4g}{row['server_share']:8.1%}  {row['sampler']}"
         )
-    return [*lines, "", "server: drawing the cohort and observing what came back"]
+    return [*lines, "", "server: deciding who trains what, and observing what came back"]
 
 
 def write(result: Result, path: Path) -> None:

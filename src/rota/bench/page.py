@@ -87,11 +87,11 @@ def _work(found: dict[str, Any]) -> list[str]:
 
 
 def _growth(found: dict[str, Any]) -> list[str]:
-    lines = ["| model | clients | cohort | ms a round | of it the server's | sampler |", "|---|---:|---:|---:|---:|---|"]
+    lines = ["| network | models | clients | cohort | ms a round | of it the server's | sampler |", "|---|---:|---:|---:|---:|---:|---|"]
     for row in found["results"]:
         server = f"{row['server_seconds_per_round'] * 1e3:.3g}"
         numbers = f"{row['clients']:,} | {row['cohort']:,} | {short(row['seconds_per_round'] * 1e3)} | {server}"
-        lines.append(f"| {row['model']} | {numbers} | {row['sampler']} |")
+        lines.append(f"| {row['model']} | {row['models']} | {numbers} | {row['sampler']} |")
     return lines
 
 
