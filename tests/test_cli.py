@@ -426,6 +426,21 @@ def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: p
     assert (outcome.status, outcome.out, outcome.err) == (130, "", "rota: interrupted\n")
 
 
+def test_ctrl_c_while_torch_is_being_loaded_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([PROGRAM, "run", *SMALL], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rota: interrupted\n")
+
+
+def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is loaded')\n")
+    for command in ([], *([command] for command in COMMANDS)):
+        environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run([PROGRAM, *command, "--help"], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
 def test_an_interrupted_run_prints_the_line_that_finishes_it(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "a"

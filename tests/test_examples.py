@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 
+import rota
 from rota import cli, recipe, registry, reproduce
 from rota.data import _NEEDED as NEEDS_FILES
 from rota.engine import ENGINES
@@ -169,6 +170,15 @@ def test_the_table_of_what_is_in_names_what_there_is() -> None:
         named = set(re.findall(r"`([^`]+)`", rows[kind]))
         assert named, kind
         assert named <= members, f"there are no {kind} {named - members}"
+
+
+def test_every_public_name_comes_when_it_is_used() -> None:
+    found: dict[str, Any] = {}
+    exec("from rota import *", found)
+    assert set(rota.__all__) <= found.keys()
+    assert set(rota.__all__) <= set(dir(rota))
+    with pytest.raises(AttributeError, match="'rota' has no attribute 'samplers'"):
+        rota.samplers  # noqa: B018
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -1,13 +1,17 @@
 """Federated learning that decides, every round, who trains, which model, how much of it and with whom it is shared."""
 
-from rota import data, estimate, models, sampling
-from rota.availability import Availability
-from rota.data import Federation, from_clients, partition
-from rota.engine import Devices
-from rota.errors import BadInput
-from rota.experiment import Run, run
-from rota.loop import Experiment
-from rota.plan import Chunk, Plan, Seen, Task
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rota import data, estimate, models, sampling
+    from rota.availability import Availability
+    from rota.data import Federation, from_clients, partition
+    from rota.engine import Devices
+    from rota.errors import BadInput
+    from rota.experiment import Run, run
+    from rota.loop import Experiment
+    from rota.plan import Chunk, Plan, Seen, Task
 
 __all__ = [
     "Availability",
@@ -29,3 +33,27 @@ __all__ = [
     "sampling",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "rota.availability": ["Availability"],
+    "rota.data": ["Federation", "from_clients", "partition"],
+    "rota.engine": ["Devices"],
+    "rota.errors": ["BadInput"],
+    "rota.experiment": ["Run", "run"],
+    "rota.loop": ["Experiment"],
+    "rota.plan": ["Chunk", "Plan", "Seen", "Task"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Everything comes with its first use: torch takes seconds to load, and `rota --help` needs none of it."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    if name in __all__:
+        return importlib.import_module(f"rota.{name}")
+    raise AttributeError(f"module 'rota' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -123,7 +123,7 @@ def _status(words: list[str]) -> int:
     except BadInput as mistake:
         say(f"rota: {mistake}")
         return 2
-    except typer.Abort:  # how older versions of typer do
+    except (KeyboardInterrupt, typer.Abort):  # before a command begins; and how older versions of typer do
         say("rota: interrupted")
         return 130
     except Stopped as stop:

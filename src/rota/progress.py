@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.control import Control
@@ -15,7 +16,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.segment import ControlType
 from rich.text import Text
 
-from rota.record import Record
+if TYPE_CHECKING:
+    from rota.record import Record  # which loads torch
 
 PLAIN_SECONDS = 2.0
 
