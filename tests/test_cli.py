@@ -108,8 +108,9 @@ def test_the_recipes_of_several_models_have_tasks_of_their_own_on_the_same_clien
     config = recipe.resolve(recipe.read(name))
     if not data.at_hand(config["task"][0]["data"]["name"]):
         pytest.skip("the data are not on this machine: set ROTA_DATA to the folder that holds them")
-    experiment = recipe.build(config)
-    shares = experiment.shares
+    seeds = [recipe.build({**config, "seed": seed}) for seed in range(5)]
+    experiment, shares = seeds[0], seeds[0].shares
+    assert all((each.shares > 0).any(axis=0).all() and each.shares.tolist() != shares.tolist() for each in seeds[1:])
     clients, large = shares.shape[1], round(config["task"][0]["partition"]["high"] * shares.shape[1])
     assert len(shares) == 3
     lacking = (shares == 0).sum(axis=0)

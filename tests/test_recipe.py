@@ -102,6 +102,7 @@ def at(config: Any, path: str) -> Any:
         (["task.partition=high-low", "task.partition.low_size=[1, 2]"], "task.0.partition.low_size", [1, 2]),
         (["task.data=mnist"], "task.0.data", {"name": "mnist", "matched_test": True}),
         (["task.data.seed=3"], "task.0.data.seed", 3),
+        (["task.data.split=2"], "task.0.data", {"name": "digits", "matched_test": True, "split": 2}),
         (["task.partition=", "task.data=synthetic", "task.data.classes=3"], "task.0.data.classes", 3),
         (["task.model=cnn"], "task.0.model", {"name": "cnn"}),
     ],
@@ -115,6 +116,16 @@ def test_an_empty_value_unsets_a_key() -> None:
     assert "target" not in changed("target=", start="fedavg-mnist")
     assert "partition" not in changed("task.partition=")["task"][0]
     assert changed("rounds=")["rounds"] == 100
+
+
+def test_splits_are_the_runs_chance_and_apart_from_one_another() -> None:
+    def labels(*settings: str) -> list[int]:
+        return recipe.build(changed(*settings)).tasks[0].data.train.y.tolist()
+
+    first, second = labels("task.data.split=1"), labels("task.data.split=2")
+    assert len({tuple(each) for each in (labels(), first, second, labels("task.data.split=1", "seed=1"))}) == 4
+    assert labels("task.data.split=0") == labels()
+    assert labels("task.data.split=1", "task.data.seed=7", "seed=1") == labels("task.data.split=1", "seed=7")
 
 
 def test_overrides_leave_the_recipe_they_start_from_alone() -> None:
@@ -138,7 +149,8 @@ def test_a_fraction_is_a_share_of_the_clients() -> None:
 
 
 KEYS = ["rounds", "seed", "target", "sampler", "sampler.budget", "sampler.fraction", "server.lr", "devices", "task", "task.0", "task.lr"]
-KEYS += ["task.batch", "task.data", "task.data.seed", "task.partition", "task.partition.clients", "task.model", "task.model.classes", ""]
+KEYS += ["task.batch", "task.data", "task.data.seed", "task.data.split"]
+KEYS += ["task.partition", "task.partition.clients", "task.model", "task.model.classes", ""]
 VALUES = [
     "",
     "0",
@@ -275,6 +287,7 @@ def test_own_sampler_model_and_data(own: Path) -> None:
         ("task.data=own_parts:nothing", "the data 'own_parts:nothing' are a int: return a rota.Federation"),
         ("task.partition=iid", "'task.partition' is given, but the data 'own_parts:load' come with their own clients"),
         ("task.data.seed=1", "unknown key 'task.data.seed'"),
+        ("task.data.split=1", "unknown key 'task.data.split'"),
     ],
 )
 @pytest.mark.usefixtures("own")

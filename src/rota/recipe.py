@@ -26,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rota import registry
+from rota import registry, rng
 from rota.availability import Availability
 from rota.check import check_numbers
 from rota.data.federation import Federation
@@ -55,6 +55,8 @@ WORK: dict[str, tuple[Any, Any]] = {
 }
 SIZES = ("budget", "fraction")
 """Two ways to say how many clients a sampler draws."""
+CHANCE = ("seed", "split")
+"""What decides the data's own chance: a seed in the place of the run's, and which of several splits by it."""
 PARTS = {"data": "data", "partition": "partitions", "model": "models"}
 
 
@@ -223,8 +225,8 @@ def _table(where: str, kind: str, given: Any, default: str | None = None) -> Con
     table = {key: value for key, value in table.items() if key != "name"}
     more: Config = {}
     member = registry.find(kind, name)
-    if kind == "data" and "seed" in table and "seed" in _parameters(kind, name):
-        more["seed"] = registry.convert(f"{where}.seed", int, table.pop("seed"))
+    if kind == "data" and "seed" in _parameters(kind, name):
+        more = {key: registry.convert(f"{where}.{key}", int, table.pop(key)) for key in CHANCE if key in table}
     if kind == "samplers" and "fraction" in table and "budget" in registry.options(kind, member):
         more["fraction"] = _fraction(f"{where}.fraction", table)
     filled = registry.fill(where, kind, member, table)
@@ -279,7 +281,8 @@ def _build_task(table: Config, seed: int) -> Task:
     work["batch"] = None if work["batch"] == "all" else work["batch"]
     source = dict(table["data"])
     if "seed" in _parameters("data", source["name"]):
-        source.setdefault("seed", seed)
+        split, first = source.pop("split", 0), source.get("seed", seed)
+        source["seed"] = rng.key(first, "split", split) >> 33 if split else first  # of 31 bits, which every generator takes
     if "partition" in table:
         source["partition"] = _make("partitions", table["partition"])
     data = _make("data", source)
