@@ -77,27 +77,33 @@ def parse(vary: str) -> tuple[str, list[Any]]:
 
 def table(results: list[Config]) -> list[str]:
     """The runs' summaries as lines. With several models: the mean of the accuracies, each of them, the worst, their standard deviation, the
-    rounds until each was at the target, and the costs with their multiples of the least."""
-    models = list(dict.fromkeys(name for result in results for name in result["models"]))
+    rounds until each was at the target; and below these the costs with their multiples of the least."""
+    runs, models = [result["run"] for result in results], list(dict.fromkeys(name for result in results for name in result["models"]))
     if len(models) == 1:
-        width = max(len(result["run"]) for result in results)
+        width = max(map(len, runs))
         lines = []
         for result in results:
             lines.append(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {loss(result['loss'])}  {rounds(result)}")
         return lines
-    columns = [["run", *(result["run"] for result in results)], ["mean", *(_percent(result["accuracy"]) for result in results)]]
+    learnt = [["mean", *(_percent(result["accuracy"]) for result in results)]]
     for name in models:
-        columns.append([name, *(_percent(result["models"].get(name, {}).get("accuracy")) for result in results)])
-    columns.append(["worst", *(_percent(result.get("worst_accuracy")) for result in results)])
-    columns.append(["spread", *(_percent(result.get("accuracy_spread")) for result in results)])
-    columns.append(["rounds", *(f"{result['rounds']}" for result in results)])
+        learnt.append([name, *(_percent(result["models"].get(name, {}).get("accuracy")) for result in results)])
+    learnt.append(["worst", *(_percent(result.get("worst_accuracy")) for result in results)])
+    learnt.append(["spread", *(_percent(result.get("accuracy_spread")) for result in results)])
+    learnt.append(["rounds", *(f"{result['rounds']}" for result in results)])
     if any("rounds_to_target" in model for result in results for model in result["models"].values()):
-        columns.append(["to target", *(_hits(result, models) for result in results)])
+        learnt.append(["to target", *(_hits(result, models) for result in results)])
+    costs = []
     for title, (key, form) in COSTS.items():
         least = min(result[key] for result in results)
-        columns.append([title, *(_cost(result[key], form, least) for result in results)])
-    widths = [max(map(len, column)) for column in columns]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in zip(*columns, strict=True)]
+        costs.append([title, *(_cost(result[key], form, least) for result in results)])
+    return [*_lines(["run", *runs], learnt), "", *_lines(["cost of", *runs], costs)]
+
+
+def _lines(names: list[str], columns: list[list[str]]) -> list[str]:
+    """Columns side by side, behind the runs' names."""
+    first, *others = (max(map(len, column)) for column in (names, *columns))
+    return ["  ".join([name.ljust(first), *map(str.rjust, row, others)]) for name, *row in zip(names, *columns, strict=True)]
 
 
 def rounds(summary: Config) -> str:
