@@ -23,6 +23,7 @@ from rota.errors import BadInput
 from rota.reproduce import estimate, kvib_femnist_page, run, write_page
 from rota.reproduce.chart import COLOURS
 from rota.reproduce.kvib_femnist_page import TITLES, Found, against, gigabytes_to, last, report, rounds_to, runs_of
+from rota.reproduce.parts import TimeUp
 from rota.sampling import SAMPLERS, Aocs, Ocs
 
 femnist = importlib.import_module("rota.reproduce.kvib_femnist")  # the package has a function of that name
@@ -339,7 +340,7 @@ def test_no_time_is_no_work(tmp_path: Path) -> None:
 
 
 def test_time_that_is_up_during_a_part(small: Federation) -> None:
-    with pytest.raises(femnist.TimeUp):
+    with pytest.raises(TimeUp):
         femnist.Track(small, (0,), "cpu", "fp32").run(Work(1, "kvib", (0,)), deadline=0.0)
 
 

@@ -5,29 +5,24 @@ Each cell is a race between learning rates (race.py; fedavg_cells.py has the cel
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
-import torch
-
-import rota
 from rota import data
 from rota.data.federation import Part
 from rota.data.partition import PARTITIONS
-from rota.engine import Devices, make, where
+from rota.engine import Devices, make
 from rota.estimate import FedAvg
 from rota.loop import Experiment
 from rota.plan import Task
 from rota.reproduce.fedavg_cells import CELLS, CLIENTS, GRID, LIMIT, MIDDLE, REACH, SEEDS, WORKS, Cell, Column, Tuning, chosen, tuning
 from rota.reproduce.fedavg_page import report, summary
-from rota.reproduce.parts import Found, TimeUp, in_time, read, until, write
+from rota.reproduce.parts import Found, start, work
 from rota.reproduce.race import BEHIND, Cohorts, Lane, by_rate, mean_rounds, race, winner
-from rota.reproduce.result import Result, machine
+from rota.reproduce.result import Result
 
 SEED = 0
 QUICK = {name: Tuning((0,), False, 1) for name in ("2nn-iid-B10-C0.1", "2nn-iid-B10-raw-C0.1")}
@@ -51,31 +46,22 @@ def fedavg_table1(
     there already.
     """
     folder = None if out is None or quick else out / "fedavg-table1"
-    found = read(folder, CELLS) if folder else {}
+    job = start(folder, CELLS, minutes, device, precision, say)
     wanted = [CELLS[name] for name in QUICK] if quick else chosen(only)
-    deadline = until(minutes)
-    device = where(device)
-    try:
-        for column, cells in groupby([cell for cell in wanted if cell.name not in found], key=lambda cell: cell.column):
-            in_time(deadline)
-            say(f"{column.name}: loading")
-            track = Track(column, device, precision)
-            for cell in cells:
-                middle = around(cell, found)
-                plan = QUICK[cell.name] if quick else tuning(cell, known=middle is not None)
-                began = time.monotonic()
-                lanes = tune(track, cell, MIDDLE[column] if middle is None else middle, plan, deadline, say)
-                how = {"seconds": round(time.monotonic() - began, 1), "precision": precision, "machine": machine(device)}
-                found[cell.name] = outcome(cell, lanes, plan) | how
-                say(f"{cell.name}: {summary(found[cell.name])}, {how['seconds']:.0f} s")
-                if folder:
-                    write(folder, cell.name, found[cell.name])
-            del track  # the next column's stacks need the room
-            gc.collect()
-            torch.cuda.empty_cache()
-    except TimeUp:
-        say("the time is up: what is finished is kept")
-    return report(found, wanted if quick else chosen(), quick)
+
+    def load(column: Column) -> Track:
+        say(f"{column.name}: loading")
+        return Track(column, job.device, precision)
+
+    def run(track: Track, cell: Cell) -> tuple[Found, str]:
+        middle = around(cell, job.found)
+        plan = QUICK[cell.name] if quick else tuning(cell, known=middle is not None)
+        lanes = tune(track, cell, MIDDLE[cell.column] if middle is None else middle, plan, job.deadline, say)
+        numbers = outcome(cell, lanes, plan)
+        return numbers, summary(numbers)
+
+    work(job, wanted, lambda cell: cell.column, load, run)
+    return report(job.found, wanted if quick else chosen(), quick)
 
 
 class Track:
@@ -188,5 +174,4 @@ def outcome(cell: Cell, lanes: list[Lane], plan: Tuning) -> Found:
             }
             for lane in sorted(lanes, key=lambda lane: (lane.rate, lane.seed))
         ],
-        "rota": rota.__version__,
     }

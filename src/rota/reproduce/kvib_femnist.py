@@ -6,31 +6,27 @@ trains in the same stacks. A finished part is one file, and is not run again.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-import rota
 from rota import data, models
 from rota.data.federation import Federation, Part
 from rota.data.partition import UNBALANCED, unbalanced
-from rota.engine import Devices, make, where
+from rota.engine import Devices, make
 from rota.estimate import Estimator, FedAvg, Unbiased
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
 from rota.record import finite
 from rota.reproduce.kvib_femnist_page import report
-from rota.reproduce.parts import Found, TimeUp, chosen, in_time, read, until, write
-from rota.reproduce.result import Result, machine
+from rota.reproduce.parts import Found, chosen, in_time, start, work
+from rota.reproduce.result import Result
 from rota.sampling import (
     Avare,
     ClusteredSimilarity,
@@ -179,31 +175,20 @@ def kvib_femnist(
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
     folder = None if out is None or quick else out / "kvib-femnist"
-    found = read(folder, (part.name for part in parts())) if folder else {}
-    deadline = until(minutes)
-    device = where(device)
-    try:
-        todo = [part for part in wanted if part.name not in found]
-        for (version, seeds), same in groupby(todo, key=lambda part: (part.version, part.seeds)):
-            in_time(deadline)
-            say(f"v{version}: loading")
-            track = Track(federation(version, QUICK_TESTS if quick else None), seeds, device, precision)
-            for part in same:
-                began = time.monotonic()
-                runs = track.run(part, deadline, news(part, say))
-                how = {"seconds": round(time.monotonic() - began, 1), "precision": precision, "machine": machine(device)}
-                found[part.name] = outcome(part, track, runs) | how
-                accuracy = float(np.mean([run["accuracy"][-1] for run in runs]))
-                say(f"{part.name}: accuracy {accuracy:.2%}, {how['seconds']:.0f} s")
-                if folder:
-                    write(folder, part.name, found[part.name])
-            del track  # the next engine's stacks need the room
-            gc.collect()
-            torch.cuda.empty_cache()
-    except TimeUp:
-        say("the time is up: what is finished is kept")
+    job = start(folder, (part.name for part in parts()), minutes, device, precision, say)
+
+    def load(kind: tuple[int, tuple[int, ...]]) -> Track:
+        version, seeds = kind
+        say(f"v{version}: loading")
+        return Track(federation(version, QUICK_TESTS if quick else None), seeds, job.device, precision)
+
+    def run(track: Track, part: Work) -> tuple[Found, str]:
+        runs = track.run(part, job.deadline, news(part, say))
+        return outcome(part, track, runs), f"accuracy {np.mean([run['accuracy'][-1] for run in runs]):.2%}"
+
+    work(job, wanted, lambda part: (part.version, part.seeds), load, run)
     everything = [part.name for part in parts(quick)]
-    return report({name: found[name] for name in everything if name in found}, everything, quick)
+    return report({name: job.found[name] for name in everything if name in job.found}, everything, quick)
 
 
 @cache
@@ -292,5 +277,4 @@ def outcome(part: Work, track: Track, runs: list[dict[str, Any]]) -> Found:
         "budget": track.budget,
         "split": split,
         "runs": runs,
-        "rota": rota.__version__,
     }

@@ -6,7 +6,6 @@ A part is one sampler at one budget, run from several seeds. A finished part is 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-import rota
 from rota import data, models
 from rota.data.federation import Array
 from rota.engine import Engine, Score, make
@@ -24,8 +22,8 @@ from rota.metrics import Meter
 from rota.plan import Chunk, Plan, Task
 from rota.record import Record, columns
 from rota.reproduce.kvib_theory_page import CLAIMED, report
-from rota.reproduce.parts import TimeUp, chosen, in_time, read, until, write
-from rota.reproduce.result import Result, machine
+from rota.reproduce.parts import Found, chosen, in_time, start, work
+from rota.reproduce.result import Result
 from rota.sampling import SAMPLERS, draw
 from rota.weights import Weights
 
@@ -100,24 +98,18 @@ def kvib_theory(
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
     folder = None if out is None or quick else out / "kvib-theory"
-    found = read(folder, (part.name for part in parts())) if folder else {}
-    deadline = until(minutes)
-    task = Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
-    try:
-        for part in wanted:
-            if part.name in found:
-                continue
-            began = time.monotonic()
-            runs = [run(part, task, seed, deadline) for seed in range(FIRST_SEED, FIRST_SEED + part.seeds)]
-            how = {"seconds": round(time.monotonic() - began, 1), "machine": machine("cpu"), "rota": rota.__version__}
-            found[part.name] = {"part": part.name, **asdict(part), "runs": runs, **how}
-            say(f"{part.name}: regret {np.mean([each['regret'] for each in runs]):.3g}, {how['seconds']:.0f} s")
-            if folder:
-                write(folder, part.name, found[part.name])
-    except TimeUp:
-        say("the time is up: what is finished is kept")
+    job = start(folder, (part.name for part in parts()), minutes, "cpu", "fp32", say)
+
+    def load(_: None) -> Task:
+        return Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
+
+    def measure(task: Task, part: Part) -> tuple[Found, str]:
+        runs = [run(part, task, seed, job.deadline) for seed in range(FIRST_SEED, FIRST_SEED + part.seeds)]
+        return {"part": part.name, **asdict(part), "runs": runs}, f"regret {np.mean([each['regret'] for each in runs]):.3g}"
+
+    work(job, wanted, lambda _: None, load, measure)
     everything = parts(quick)
-    return report({part.name: found[part.name] for part in everything if part.name in found}, len(everything), quick)
+    return report({part.name: job.found[part.name] for part in everything if part.name in job.found}, len(everything), quick)
 
 
 def run(part: Part, task: Task, seed: int, deadline: float = math.inf) -> dict[str, Any]:

@@ -7,10 +7,8 @@ through all methods, so that what is there can be compared at any time.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,13 @@ import rota
 from rota import data, models, plan, rng
 from rota.data.federation import Array, Federation, Part
 from rota.data.partition import high_low, natural
-from rota.engine import Engine, make, where
+from rota.engine import Engine, make
 from rota.estimate import Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
 from rota.reproduce.mmfl_page import report
-from rota.reproduce.parts import Found, TimeUp, chosen, in_time, read, until, write
-from rota.reproduce.result import Result, machine
+from rota.reproduce.parts import Found, chosen, in_time, start, work
+from rota.reproduce.result import Result
 from rota.sampling import FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
 
 CLIENTS, BUDGET, ROUNDS, SEEDS = 120, 12, 150, 5
@@ -173,29 +171,21 @@ def mmfl_table1(
     everything = parts(quick)
     wanted = everything if quick else chosen(only, everything)
     folder = None if out is None or quick else out / "mmfl-table1"
-    found = read(folder, (part.name for part in everything)) if folder else {}
-    deadline = until(minutes)
-    device = where(device)
-    try:
-        todo = [part for part in wanted if part.name not in found]
-        for (setting, seed), same in groupby(todo, key=lambda part: (part.setting, part.seed)):
-            in_time(deadline)
-            say(f"{setting} tasks, seed {seed}: loading")
-            track = Track(setting, seed, device, precision, quick)
-            for part in same:
-                began = time.monotonic()
-                run = track.run(part.method, deadline)
-                how = {"seconds": round(time.monotonic() - began, 1), "precision": precision, "machine": machine(device)}
-                found[part.name] = {"part": part.name} | run | how | {"rota": rota.__version__}
-                say(f"{part.name}: accuracy {run['accuracy']:.3f}, {how['seconds']:.0f} s")
-                if folder:
-                    write(folder, part.name, found[part.name])
-    except TimeUp:
-        say("the time is up: what is finished is kept")
+    job = start(folder, (part.name for part in everything), minutes, device, precision, say)
+
+    def load(kind: tuple[str, int]) -> Track:
+        say(f"{kind[0]} tasks, seed {kind[1]}: loading")
+        return Track(*kind, job.device, precision, quick)
+
+    def run(track: Track, part: Work) -> tuple[Found, str]:
+        numbers = track.run(part.method, job.deadline)
+        return {"part": part.name} | numbers, f"accuracy {numbers['accuracy']:.3f}"
+
+    work(job, wanted, lambda part: (part.setting, part.seed), load, run)
     cells: dict[str, dict[int, Found]] = {}
     for part in everything:
-        if part.name in found:
-            cells.setdefault(part.cell, {})[part.seed] = found[part.name]
+        if part.name in job.found:
+            cells.setdefault(part.cell, {})[part.seed] = job.found[part.name]
     return report(cells, len(everything), quick)
 
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
+import rota
+from rota.engine import where
 from rota.errors import BadInput, did_you_mean
+from rota.reproduce.result import machine
 
 Found = dict[str, Any]
 """A part, as its file has it."""
 
 
 class Named(Protocol):
+    """A part has a name, which is that of its file."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Worded(Protocol):
     """A part by its names."""
 
     @property
@@ -25,6 +40,9 @@ class Named(Protocol):
 
 
 Part = TypeVar("Part", bound=Named)
+Choice = TypeVar("Choice", bound=Worded)
+Kind = TypeVar("Kind")
+Track = TypeVar("Track")
 
 
 class TimeUp(Exception):
@@ -42,7 +60,7 @@ def in_time(deadline: float) -> None:
         raise TimeUp
 
 
-def chosen(only: str | None, parts: list[Part]) -> list[Part]:
+def chosen(only: str | None, parts: list[Choice]) -> list[Choice]:
     """The parts that a list of words, separated by commas, names; all of them where there is none."""
     if not only:
         return parts
@@ -73,3 +91,50 @@ def write(folder: Path, name: str, found: Found) -> None:
     draft = folder / f".{name}.{os.getpid()}"
     draft.write_text(json.dumps(found, allow_nan=False) + "\n")
     draft.replace(folder / f"{name}.json")
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a reproduction's parts are run, and those that are finished."""
+
+    folder: Path | None
+    found: dict[str, Found]
+    deadline: float
+    device: str
+    precision: str
+    say: Callable[[str], None]
+
+
+def start(folder: Path | None, names: Iterable[str], minutes: float | None, device: str, precision: str, say: Callable[[str], None]) -> Job:
+    """A job that goes on from what the folder has; without one nothing is kept."""
+    return Job(folder, read(folder, names) if folder else {}, until(minutes), where(device), precision, say)
+
+
+def work(
+    job: Job,
+    wanted: Iterable[Part],
+    kind: Callable[[Part], Kind],
+    load: Callable[[Kind], Track],
+    run: Callable[[Track, Part], tuple[Found, str]],
+) -> None:
+    """Run the parts that are not found yet, until the time is up, and keep each as soon as it is finished.
+
+    `run` gives a part's numbers and a few words on them. Parts of one `kind` that follow one another share what is loaded for it.
+    """
+    try:
+        for same, parts in groupby((part for part in wanted if part.name not in job.found), key=kind):
+            in_time(job.deadline)
+            track = load(same)
+            for part in parts:
+                began = time.monotonic()
+                numbers, words = run(track, part)
+                how = {"seconds": round(time.monotonic() - began, 1), "precision": job.precision, "machine": machine(job.device)}
+                job.found[part.name] = numbers | how | {"rota": rota.__version__}
+                job.say(f"{part.name}: {words}, {how['seconds']:.0f} s")
+                if job.folder:
+                    write(job.folder, part.name, job.found[part.name])
+            del track  # the next one needs the room
+            gc.collect()
+            torch.cuda.empty_cache()
+    except TimeUp:
+        job.say("the time is up: what is finished is kept")
