@@ -105,6 +105,7 @@ def test_a_round_of_clients_with_too_few_examples_is_passed_over() -> None:
     assert run.records[1]["failures"] == [{"client": 1, "model": "blobs", "reason": reason}]
     engine = rota.engine.make("sequential", run.experiment.tasks, rota.Devices(), 0, "cpu")
     assert torch.equal(run.state.models[0].params, engine.initial()[0].params)
+    assert (run.records[1]["bytes_up"], run.records[1]["client_seconds"]) == (0, 0)
     with pytest.raises(BadInput, match=r"no client can train .*: give clients two examples or more"):
         rota.run([Task(network, federation([1, 1]))], Watching((1,)), rounds=2)
 
@@ -116,7 +117,9 @@ def test_a_client_that_returns_nan_is_a_failed_row() -> None:
     assert np.isnan(run.state.sampler["norm"]).tolist() == [False, True, False]
     assert torch.isfinite(run.state.models[0].params).all()
     assert run.records[0]["models"]["blobs"]["trained"] == 2
-    assert run.records[0]["bytes_up"] * 3 == run.records[0]["bytes_down"] * 2
+    fine = rota.run([Task(fragile, sick([]))], Watching((0, 1, 2)), rounds=3)
+    costs = ("bytes_up", "bytes_down", "seconds", "client_seconds")
+    assert [run.records[0][key] for key in costs] == [fine.records[0][key] for key in costs]  # it trained and sent what it has
     assert run.summary["failures"] == 3
 
 

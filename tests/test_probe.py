@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import federation, linear, network
 from test_loop import fragile, sick
+from torch import nn
 
 import rota
 from rota import loop, weights
@@ -126,6 +127,16 @@ def test_a_probe_is_paid_for_and_nothing_is_paid_twice(blobs: Federation, what: 
     assert record["client_seconds"] == pytest.approx(computing)
     assert record["bytes_down"] == (4 * down + 2 * (vectors - down) + vectors) * model
     assert record["bytes_up"] == (5 * vectors * model if what == "update" else 4 * 8 + 3 * vectors * model)
+
+
+def test_controls_have_no_buffers(blobs: Federation) -> None:
+    def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(shape[0]), nn.Linear(shape[0], classes))
+
+    _, record, machine = one_round(Task(normed, blobs), Uniform(3), estimator=Scaffold())
+    start = machine.initial()[0]
+    assert len(start.buffers) == 8
+    assert record["bytes_up"] == record["bytes_down"] == 3 * (start.nbytes + start.params.nbytes)
 
 
 @pytest.mark.parametrize(("what", "reason"), [("loss", "the loss is not finite"), ("norm", "the update is not finite")])
@@ -268,7 +279,8 @@ def test_what_samplers_pay(blobs: Federation) -> None:
 
 
 @pytest.mark.parametrize("what", ["norm", "update", "loss"])
-def test_a_client_that_fails_to_answer_has_no_answer(what: str) -> None:
+def test_a_client_that_answers_nonsense_has_no_answer(what: str) -> None:
+    """But it has worked for it, and sent it."""
     state, record, machine = one_round(Task(fragile, sick([1])), Asks(what, [0, 1], [2]))
     assert state.sampler["ok"].tolist() == [True, False]
     assert np.isnan(state.sampler["loss" if what == "loss" else "norm"]).tolist() == [False, True]
@@ -276,7 +288,9 @@ def test_a_client_that_fails_to_answer_has_no_answer(what: str) -> None:
     reason = "the loss is not finite" if what == "loss" else "the update is not finite"
     assert record["failures"] == [{"client": 1, "model": "blobs", "reason": f"{reason}, asked before the draw"}]
     model = machine.initial()[0].nbytes
-    assert record["bytes_up"] == model + (model if what == "update" else 8)
+    assert record["bytes_up"] == model + 2 * (model if what == "update" else 8)
+    _, fine, _ = one_round(Task(fragile, sick([])), Asks(what, [0, 1], [2]))
+    assert (record["client_seconds"], record["seconds"]) == (fine["client_seconds"], fine["seconds"])
 
 
 def test_the_oracle_has_the_least_variance(blobs: Federation) -> None:

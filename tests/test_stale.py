@@ -23,13 +23,27 @@ from torch import nn
 import rota
 from rota import loop, rng
 from rota.check import check
-from rota.data.federation import Array
+from rota.data.federation import Array, Federation
 from rota.engine import ENGINES, Devices, make
 from rota.errors import BadInput
-from rota.estimate import ESTIMATORS, Estimator, FedAvg, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
+from rota.estimate import (
+    ESTIMATORS,
+    Adam,
+    Estimator,
+    FedAvg,
+    FedStale,
+    FedVarp,
+    Mifa,
+    Scaffold,
+    Server,
+    Sgd,
+    StaleVr,
+    StaleVre,
+    Unbiased,
+)
 from rota.estimate.memory import Place, Tensors, settle
 from rota.plan import Chunk, Plan, Task
-from rota.sampling import SAMPLERS, Full, Uniform
+from rota.sampling import SAMPLERS, Full, RoundRobin, Uniform
 from rota.weights import Weights
 
 PLACES: tuple[Place, ...] = ("device", "cpu", "disk")
@@ -348,6 +362,15 @@ def test_a_memory_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, max(alone)))
     with pytest.raises(BadInput, match=rf"takes {sum(alone)} bytes, more than .* has: set TMPDIR"):
         FedVarp(memory="disk").init(MODELS, TOY.share)  # each would fit, but not both
+
+
+@pytest.mark.parametrize("server", [Sgd(), Sgd(momentum=0.9), Adam()], ids=["sgd", "momentum", "adam"])
+def test_with_a_beta_of_0_nothing_is_remembered(blobs: Federation, server: Server) -> None:
+    """The plain sum, also of a model that nobody trains in a round: the server's moments stay where they are."""
+    tasks = [Task(linear, blobs, name=name) for name in ("a", "b")]
+    ends = [rota.run(tasks, RoundRobin(1), estimator=e, server=server, rounds=5).state.models for e in (Unbiased(), FedStale(beta=0.0))]
+    for plain, stale in zip(*ends, strict=True):
+        torch.testing.assert_close(plain.params, stale.params)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Chunk:
 
     `update` [rows, params] is start - end of local training (it includes the learning rate); `buffers` [rows, buffers] are
     the new values. `loss` is the mean training loss over the local steps; `steps` counts those, `examples` the examples processed,
-    and `lr` is the learning rate of them all. A row whose `reason` is not empty failed: its numbers mean nothing.
+    and `lr` is the learning rate of them all. A row whose `reason` is not empty failed: its update and loss mean nothing.
     """
 
     rows: Array
@@ -159,8 +159,9 @@ def admit(chunk: Chunk) -> Chunk:
 
 @dataclass
 class Seen:
-    """What the server saw of each plan row, as arrays over rows (NaN for rows that failed): all that policies learn from.
+    """What the server saw of each plan row, as arrays over rows: all that policies learn from.
 
+    `norm` and `loss` are NaN for rows that failed, `examples` and `seconds` for those that did not train: a failed row has its price.
     `norm` is the norm of what the estimator weighs: the update, or what it differs by from one that is remembered. `pace` is the row's
     learning rate in parts of the largest of all models'. The updates themselves are kept (row -> update, on their device) only for a
     sampler that needs them.
@@ -184,13 +185,13 @@ class Seen:
         return np.array([not reason for reason in self.reason], bool)
 
     def add(self, chunk: Chunk, norm: Array | None = None) -> None:
-        """Write one chunk's rows in (rows that failed keep NaN), with these norms where they are not the updates' own."""
-        ok = np.array([not reason for reason in chunk.reason], bool)
+        """Write one chunk's rows in, with these norms where they are not the updates' own."""
+        ok, ran = np.array([not reason for reason in chunk.reason], bool), chunk.steps > 0
         rows = chunk.rows[ok]
         self.norm[rows] = (chunk.norm if norm is None else norm)[ok]
         self.loss[rows] = chunk.loss[ok]
-        self.examples[rows] = chunk.examples[ok]
-        self.seconds[rows] = chunk.seconds[ok]
+        self.examples[chunk.rows[ran]] = chunk.examples[ran]
+        self.seconds[chunk.rows[ran]] = chunk.seconds[ran]
         for row, reason in zip(chunk.rows, chunk.reason, strict=True):
             self.reason[row] = reason
         if self.update is not None:

@@ -23,12 +23,22 @@ NUMBER = 8
 """Bytes of a number in an answer: a norm or a loss."""
 
 
+class Load(NamedTuple):
+    """What travels one way: models, and controls, which have no buffers."""
+
+    models: int = 0
+    controls: int = 0
+
+    def nbytes(self, model: Weights) -> int:
+        return self.models * model.nbytes + self.controls * model.params.nbytes
+
+
 class Work(NamedTuple):
-    """What a row does: how much of its training, and how many vectors of the model's size it fetches and sends."""
+    """What a row does: how much of its training, and what it fetches and sends."""
 
     training: float
-    down: int
-    up: int
+    down: Load = Load()
+    up: Load = Load()
 
 
 class Cost(NamedTuple):
@@ -62,13 +72,14 @@ class Setting(NamedTuple):
 
     def work(self, what: str | None) -> tuple[Work, Work]:
         """What a client does to answer, and if it is drawn afterwards; for None all of it is still to be done."""
-        vectors = self.estimator.carries if isinstance(self.estimator, Correcting) else 1
-        whole = Work(1, vectors, vectors)
+        controls = self.estimator.controls if isinstance(self.estimator, Correcting) else 0
+        load = Load(1, controls)
+        whole = Work(1, load, load)
         return {
-            None: (Work(0, 0, 0), whole),
-            "loss": (Work(1 / 3, 1, 0), Work(1, vectors - 1, vectors)),
-            "norm": (Work(1, vectors, 0), Work(0, 0, vectors)),
-            "update": (whole, Work(0, 0, 0)),
+            None: (Work(0), whole),
+            "loss": (Work(1 / 3, Load(1)), Work(1, Load(0, controls), load)),
+            "norm": (Work(1, load), Work(0, Load(), load)),
+            "update": (whole, Work(0)),
         }[what]
 
 
@@ -110,7 +121,7 @@ def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost
     before, after = setting.work(what)
     seconds, computing, up, down = _bill(setting, rows, answers, before)
     numbers = setting.estimator.numbers if isinstance(setting.estimator, Recalling) and what == "norm" else 1
-    first = _cost(rows, seconds, computing, up if before.up else NUMBER * numbers * answers.ok, down)
+    first = _cost(rows, seconds, computing, up if any(before.up) else NUMBER * numbers * _answered(answers), down)
     known = np.isin(_pairs(plan, setting.models), _pairs(rows, setting.models))
     then = _cost(plan, *(np.where(known, *both) for both in zip(_bill(setting, plan, seen, after), new, strict=True)))
     return Cost(
@@ -122,11 +133,17 @@ def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost
 
 
 def _bill(setting: Setting, plan: Plan, seen: Seen, work: Work) -> tuple[Array, Array, Array, Array]:
-    """Each row's seconds, those of its computing alone, and its bytes up (none where it failed) and down."""
-    nbytes = np.array([model.nbytes for model in setting.models], np.int64)[plan.model]
-    seconds = seen.seconds if work == (1, 1, 1) else _seconds(setting, plan, seen.examples, work)  # which may be measured
-    computing = _seconds(setting, plan, seen.examples, Work(work.training, 0, 0))
-    return seconds, computing, work.up * nbytes * seen.ok, work.down * nbytes
+    """Each row's seconds, those of its computing alone, and its bytes up (none where it could not train) and down."""
+    up, down = (np.array([load.nbytes(model) for model in setting.models], np.int64)[plan.model] for load in (work.up, work.down))
+    plain = Work(1, Load(1), Load(1))
+    seconds = seen.seconds if work == plain else _seconds(setting, plan, seen.examples, work)  # which may be measured
+    computing = _seconds(setting, plan, seen.examples, Work(work.training))
+    return seconds, computing, up * _answered(seen), down
+
+
+def _answered(seen: Seen) -> Array:
+    """Who sent something, even if it cannot be used."""
+    return np.nan_to_num(seen.examples) > 0
 
 
 def _cost(plan: Plan, seconds: Array, computing: Array, up: Array, down: Array) -> Cost:
@@ -139,10 +156,10 @@ def _pairs(plan: Plan, models: list[Weights]) -> Array:
 
 
 def _seconds(setting: Setting, plan: Plan, examples: Array, work: Work) -> Array:
-    """Each row's seconds: NaN where it failed."""
+    """Each row's seconds: NaN where it could not train."""
     out = np.full(len(plan), np.nan)
     for s in np.unique(plan.model).tolist():
         rows = np.flatnonzero(plan.model == s)
-        nbytes = (work.down + work.up) / 2 * setting.models[s].nbytes
+        nbytes = (work.down.nbytes(setting.models[s]) + work.up.nbytes(setting.models[s])) / 2
         out[rows] = setting.engine.seconds(s, plan.client[rows], work.training * examples[rows], nbytes)
     return out

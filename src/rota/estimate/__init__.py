@@ -81,8 +81,8 @@ class Correcting(Protocol):
     """An estimator that corrects the clients' local steps."""
 
     @property
-    def carries(self) -> int:
-        """Vectors of the model's size that travel each way with every row, the model included."""
+    def controls(self) -> int:
+        """Vectors as long as the model's parameters that travel each way with every row, beside the model."""
 
     def correction(self, state: Tensors, plan: Plan) -> Correction:
         """What is added to the gradients of the plan's rows."""

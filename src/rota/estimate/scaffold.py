@@ -43,7 +43,7 @@ class Scaffold:
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "a control a client on the server; twice the bytes"
-    carries: ClassVar[int] = 2
+    controls: ClassVar[int] = 1
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
         return memory.init(models, shares, self.memory) | {f"common.{s}": torch.zeros_like(m.params) for s, m in enumerate(models)}

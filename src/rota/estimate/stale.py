@@ -68,13 +68,17 @@ class FedVarp:
         memory.settle(state)
         certain, sums = self._certain(state), Unbiased().begin({}, models, plan)
         for s, model in enumerate(models):
-            if _known(state, s):
+            if self._recalls(state, s):
                 sums[s].update = memory.total(state, s, certain[s], model.params)
         return Round(state, self._weighed(state, plan), sums, state["norm"].clone(), [[] for _ in models])
 
     def _certain(self, state: Tensors) -> Tensor:
         """What the h count whoever is drawn."""
         return state["share"] * state["beta"]
+
+    def _recalls(self, state: Tensors, s: int) -> bool:
+        """Whether anything that is remembered of model s counts."""
+        return bool(((state["norm"][s] > 0) & (self._certain(state)[s] != 0)).any())
 
     def _weighed(self, state: Tensors, plan: Plan) -> Plan:  # noqa: ARG002
         """The plan with the weights of the differences."""
@@ -92,7 +96,7 @@ class FedVarp:
     def finish(self, state: Tensors, sums: Round) -> tuple[list[Estimate], Tensors]:
         estimates, _ = Unbiased().finish({}, sums.sums)
         for s, estimate in enumerate(estimates):
-            if estimate.update is None and _known(state, s):
+            if estimate.update is None and self._recalls(state, s):
                 estimates[s] = Estimate(sums.sums[s].update, None)  # nobody trained it: it goes on by what is remembered
         new = memory.remember(state, sums.fresh) | {"norm": sums.norm}
         return estimates, new | self._learn(new)
@@ -211,11 +215,6 @@ def _factor(name: str, value: float) -> float:
 
 def _full(shares: Array, value: float) -> Tensor:
     return torch.full(shares.shape, value, dtype=torch.float64)
-
-
-def _known(state: Tensors, s: int) -> bool:
-    """Whether anything is remembered of model s."""
-    return bool((state["norm"][s] > 0).any())
 
 
 def _away(state: Tensors, s: int, clients: Array, update: Tensor, old: Tensor) -> Tensor:
