@@ -394,6 +394,8 @@ def test_s0s_mix_of_processors() -> None:
     assert (lacking <= (SHARES > 0).sum(axis=0)).all()
     assert (lacking >= 1).all()
     np.testing.assert_array_equal(Gvr(3, "mixed").init(SHARES, 9)["processors"], lacking)
+    others = [assign.mixed(np.random.default_rng(split).dirichlet(np.ones(120), 3)).tolist() for split in range(4)]
+    assert len({tuple(each) for each in others}) == 4  # another split, other clients
 
 
 # --- the samplers

@@ -71,6 +71,16 @@ def test_memory_makes_spells() -> None:
         assert up.sum() / ends == pytest.approx(1 / (0.5 * (1 - memory)), rel=0.08)
 
 
+def test_given_the_past_weights_are_unbiased_without_memory_alone() -> None:
+    """E[weight | reached in the round before] = (memory + (1 - memory) q) / q, and 1 - memory for the others: 1 and 1 for coins."""
+    q = 0.4
+    for memory in (0.0, 0.7):
+        weight = watch(Availability(q, memory=memory), 200, clients=400)
+        before, after = weight[:-1] > 0, weight[1:]
+        assert after[before].mean() == pytest.approx((memory + (1 - memory) * q) / q, rel=0.02)
+        assert after[~before].mean() == pytest.approx(1 - memory, rel=0.03)
+
+
 def test_a_day_comes_again() -> None:
     process = Availability(0.5, swing=2.0, day=8)
     chance = np.array([process.chances(200, 0, now) for now in range(1, 17)])

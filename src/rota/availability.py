@@ -4,6 +4,10 @@ It enters the round in one place, the matrix of shares: client i's share in a ro
 where q_i is the chance that it can. In expectation that is d_i. So a sampler that is unbiased for the matrix it is given, now by weights
 d_i / (q_i p_i), is unbiased for full participation; a client that cannot be reached looks to every sampler like one without
 data; and one that is seldom reached has the larger score d_i |g_i| / q_i, as the variance sum pi_i^2 / (q_i p_i) asks.
+
+With `memory` the expectation is over the whole process, as in S1: given the round before, the chance is another, memory * (it was
+reached) + (1 - memory) q. Weights by that one would be unbiased given the past, for estimators that remember it too, but of 1 / (1 -
+memory) times the size for all who come back.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ class Availability:
     rhythm of `day` rounds, and `memory` a Markov chain.
 
     If the chances are not `known`, q_i is the part of the rounds so far, this one included, in which the client could be reached;
-    with independent coins the expected weight is then off by a factor of 1 - (1 - q_i)^t alone.
+    with independent coins the expected weight is then off by a factor of 1 - (1 - q_i)^t.
     """
 
     chance: float = 1.0

@@ -2,8 +2,9 @@
 
     estimate = sum_i d_i beta_i h_i  +  sum over the drawn of weight_i (G_i - beta_i h_i)
 
-The first sum is over all clients and certain, so with weights that are unbiased the estimate is unbiased for every beta that does not
-depend on the draw, and its variance is that of the differences. The h are 0 at first, and are set to G for those who came back.
+The first sum is over all clients and certain, so with weights that are unbiased given the rounds before (all but those of clients that
+are reached by a Markov chain) the estimate is unbiased for every beta that does not depend on the draw, and its variance is that of the
+differences. The h are 0 at first, and are set to G for those who came back.
 A sampler learns from |G - beta h|, which is what is weighed: with the sampler mmfl-gvr FedVARP is S0's GVR*.
 """
 

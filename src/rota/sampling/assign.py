@@ -8,6 +8,8 @@ minimise sum over pairs of score^2 / rate, which is the estimates' variance but 
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from rota import rng
@@ -131,8 +133,13 @@ def draw_distinct(rates: Array, processors: Array, shares: Array, generator: np.
     return Plan(client, model, rate, shares[model, client] / rate)
 
 
-def mixed(shares: Array, seed: int = 0) -> Array:
-    """S0's processors: in a round a quarter of the clients can train one model, half of them half of theirs (rounded up), a quarter all."""
+def mixed(shares: Array, seed: int | None = None) -> Array:
+    """S0's processors: in a round a quarter of the clients can train one model, half of them half of theirs (rounded up), a quarter all.
+
+    Who is who is part of the clients, as their data are: without a seed it is drawn by the shares, so that another split has others.
+    """
+    if seed is None:
+        seed = int.from_bytes(hashlib.blake2b(np.ascontiguousarray(shares).tobytes(), digest_size=8).digest(), "little")
     owned = np.maximum((shares > 0).sum(axis=0), 1)
     place = rng.generator(rng.key(seed, "processors")).permutation(len(owned)) / len(owned)
     return np.asarray(np.where(place < 0.25, 1, np.where(place < 0.75, -(-owned // 2), owned)))
