@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -34,7 +35,39 @@ SMALL = ("fedavg-digits", "--set", "rounds=2", "--set", "sampler.budget=2", "--s
     ],
 )
 def test_what_varies(text: str, key: str, values: list[Any]) -> None:
-    assert compare.parse(text) == (key, values)
+    assert compare.parse(text) == ([key], [[value] for value in values])
+
+
+def test_values_can_go_together() -> None:
+    runs = compare.variants(recipe.read("mmfl-digits"), ["sampler+estimator=mmfl-gvr+stale-vr,mmfl-kvib+unbiased", "task.lr=0.1,0.2"], 1)
+    assert list(runs) == [f"{method}-{lr}-seed0" for method in ("mmfl-gvr_stale-vr", "mmfl-kvib_unbiased") for lr in (0.1, 0.2)]
+    methods = [(run["sampler"]["name"], run["estimator"]) for run in runs.values()]
+    assert methods[::2] == [("mmfl-gvr", "stale-vr"), ("mmfl-kvib", "unbiased")]
+    assert runs["mmfl-gvr_stale-vr-0.1-seed0"]["sampler"]["processors"] == "mixed"
+
+
+@pytest.mark.parametrize(
+    ("vary", "sentence"),
+    [
+        (["sampler=full,uniform", "sampler=kvib"], "--vary names 'sampler' twice: give all its values at once"),
+        (["sampler+sampler=full+kvib"], "--vary names 'sampler' twice"),
+        (["sampler+estimator=full+unbiased,kvib"], "--vary sampler+estimator takes 2 values joined by '+', and got 'kvib'"),
+        (["sampler+=full"], "--vary takes key=value,value,..."),
+        (
+            ["sampler.procedure=fixed,independent", "sampler=uniform,full"],
+            "the runs 'fixed-full-seed0' and 'independent-full-seed0' are the same",
+        ),
+        (["task.lr=0.1,1e-1"], "--vary gives the run '0.1-seed0' twice"),
+        (["task.batch=10,10.0"], "'task.batch' is 10.0, but it takes a whole number"),
+        (["sampler.budget=5,5.0"], "the runs '5-seed0' and '5.0-seed0' are the same"),
+    ],
+)
+def test_comparisons_that_say_one_thing_twice_or_half(vary: list[str], sentence: str, tmp_path: Path) -> None:
+    words = [word for each in vary for word in ("--vary", each)]
+    result = call("compare", *SMALL, *words, "--seeds", 2, "--out", tmp_path / "c")
+    assert (result.status, result.out) == (2, "")
+    assert sentence in result.err
+    assert not (tmp_path / "c").exists()
 
 
 def test_all_combinations_and_all_with_the_same_seeds() -> None:
@@ -79,9 +112,20 @@ def test_who_reached_the_target(rounds: dict[str, int | None], words: str) -> No
 
 
 def test_what_failed_is_said() -> None:
-    assert compare.failed({"failures": 0}) == ""
-    assert compare.failed({"failures": 1}) == "1 training could not be used: the report says why"
-    assert compare.failed({"failures": 20}) == "20 trainings could not be used: the report says why"
+    def summary(**each: int) -> dict[str, Any]:
+        return {"failures": sum(each.values()), "models": {name: {"failures": n} for name, n in each.items()}}
+
+    assert compare.failed(summary(a=0)) == ""
+    assert compare.failed(summary(a=1)) == "1 training could not be used: the report says why"
+    assert compare.failed(summary(a=20, b=0, c=1)) == "21 trainings could not be used (a 20, c 1): the report says why"
+
+
+def test_which_models_diverged_is_said() -> None:
+    def words(**losses: float | None) -> str:
+        return compare.diverged({"models": {name: {"loss": loss} for name, loss in losses.items()}})
+
+    assert words(a=0.5, b=1e30) == ""
+    assert words(a=math.inf, b=1.0, c=None) == "the loss of 'a' and 'c' is not finite: a lower lr may help"
 
 
 @given(st.lists(st.sampled_from(["a", "1", "0.5", "-1", "../b", "[1, 2]", "x y", "ü"]), min_size=1, max_size=4, unique=True))
@@ -113,9 +157,12 @@ def test_a_comparison_is_a_folder_of_runs(finished: tuple[Path, str]) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "report.html"])
     *table, report = out.splitlines()
     assert report == f"report: {folder / 'report.html'}"
-    for name, line in zip(names, table, strict=True):
-        last = lines(folder / name)[-1]
-        assert line == f"{name:14}  accuracy {last['accuracy']:.2%}  loss {last['loss']:.4f}  2 rounds"
+    for name, line in zip(("fedavg", "unbiased"), table, strict=True):
+        last = [lines(folder / f"{name}-seed{seed}")[-1] for seed in (0, 1)]
+        accuracy, loss = ([float(each[key]) for each in last] for key in ("accuracy", "loss"))  # type: ignore[arg-type]
+        half = 100 * 12.7062 * abs(accuracy[0] - accuracy[1]) / 2  # Student's t, one degree of freedom
+        percent = f"{50 * sum(accuracy):.1f}{f' ± {half:.1f}' if half else ''} %"
+        assert line == f"{f'{name} (2 seeds)':18}  accuracy {percent}  loss {sum(loss) / 2:.4f}  2 rounds"
 
 
 def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None:
@@ -138,6 +185,19 @@ def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None
     assert lvr["bytes_down"] > 2 * kvib["bytes_down"]  # all clients are sent all models, to say their losses
     assert dear[2].endswith(f" {lvr['bytes_down'] / kvib['bytes_down']:.1f}x")
     assert [cell.split()[-1] for cell in (cheap[2], cheap[3])] == ["1.0x", "1.0x"]
+
+
+def test_seeds_of_several_models_are_one_row() -> None:
+    def summary(seed: int, accuracy: float, hits: list[int | None]) -> dict[str, Any]:
+        models = {name: {"accuracy": accuracy, "rounds_to_target": hit} for name, hit in zip("ab", hits, strict=True)}
+        costs = {"bytes_up": 1e6 * (1 + seed), "bytes_down": 1e6, "client_seconds": 2.0, "server_bytes": 1e3}
+        whole = {"accuracy": accuracy, "worst_accuracy": accuracy, "accuracy_spread": 0.0, "rounds": 10 + seed}
+        return {"run": f"x-seed{seed}", "models": models, **whole, **costs}
+
+    head, row, _, _, cost = compare.table([summary(0, 0.4, [3, 5]), summary(1, 0.5, [4, None])])
+    assert re.split(r"\s{2,}", row) == ["x (2 seeds)", *["45.0 ± 63.5 %"] * 4, "0.0 %", "10.5", "3.5 -"]
+    assert re.split(r"\s{2,}", cost) == ["x (2 seeds)", "1.5 MB 1.0x", "1.0 MB 1.0x", "2.0 s 1.0x", "1.0 kB 1.0x"]
+    assert len(head) == len(row)
 
 
 def test_what_is_compared_sees_the_same_noise(finished: tuple[Path, str]) -> None:

@@ -120,12 +120,16 @@ def test_a_client_that_returns_nan_is_a_failed_row() -> None:
     fine = rota.run([Task(fragile, sick([]))], Watching((0, 1, 2)), rounds=3)
     costs = ("bytes_up", "bytes_down", "seconds", "client_seconds")
     assert [run.records[0][key] for key in costs] == [fine.records[0][key] for key in costs]  # it trained and sent what it has
-    assert run.summary["failures"] == 3
+    assert run.summary["failures"] == run.summary["models"]["blobs"]["failures"] == 3
 
 
 def test_a_round_in_which_everybody_fails_ends_the_run() -> None:
-    with pytest.raises(FloatingPointError, match="round 1: no client's update could be used"):
+    said = r"round 1: no client's update could be used \(the update is not finite\); a lower lr for '{}' may help"
+    with pytest.raises(FloatingPointError, match=said.format("blobs")):
         rota.run([Task(fragile, sick([0, 1, 2]))], Full(), rounds=3)
+    few = Task(network, federation([1, 1, 1]), name="few")  # which fails for another reason
+    with pytest.raises(FloatingPointError, match=said.format("a' and 'b")):
+        rota.run([few, *(Task(fragile, sick([0, 1, 2]), name=name) for name in "ab")], Full(), rounds=3)
 
 
 def test_a_round_without_clients_changes_nothing(blobs: Federation) -> None:

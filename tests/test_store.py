@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 
 import rota
 from rota import experiment as experiments
-from rota import loop, rng, weights
+from rota import loop, recipe, rng, weights
 from rota.availability import Availability
 from rota.data.federation import Array
 from rota.engine import ENGINES, Score, Sequential
@@ -513,6 +513,8 @@ def test_from_python(tmp_path: Path) -> None:
         rota.run([task], out=tmp_path / "run", resume=True, **{**settings, "server": Yogi(lr=0.2)})
     with pytest.raises(BadInput, match="already in use: add --resume"):
         rota.run([task], out=tmp_path / "run", **settings)
+    with pytest.raises(BadInput, match="describes a run that was made in Python"):
+        recipe.resolve(recipe.read(str(tmp_path / "run" / "config.toml")))
 
 
 def test_numbers_for_each_client_are_part_of_the_configuration(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def run(
       rota run runs/try/config.toml --out runs/try --resume
     """
     from rota import recipe as recipes
-    from rota.compare import failed, reached, rounds
+    from rota.compare import diverged, failed, reached, rounds
     from rota.progress import loss
 
     if resume and out is None:
@@ -59,7 +59,7 @@ def run(
     if models:
         each = ", ".join(f"{name} {model['accuracy']:.2%}" for name, model in summary["models"].items())
         print_line(f"{each}; worst {summary['worst_accuracy']:.2%}, spread {summary['accuracy_spread']:.2%}")
-    for line in (reached(summary), failed(summary)):
+    for line in (reached(summary), diverged(summary), failed(summary)):
         if line:
             print_line(line)
     print_line(f"report: {report}")
@@ -67,7 +67,9 @@ def run(
 
 def compare(
     recipe: Recipe,
-    vary: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="What to vary; several make all combinations.")],
+    vary: Annotated[
+        list[str], typer.Option(metavar="KEY=A,B,...", help="What to vary; several make all combinations; K+L=A+B,C+D go in pairs.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The comparison's folder: a run folder inside for each value and seed.")],
     seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds for each value.")] = 1,
     set_: Set = [],  # noqa: B006

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from rota import recipe, registry
@@ -26,21 +29,25 @@ COSTS: dict[str, tuple[str, numbers.Format]] = {
 def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
     """Folder name -> config, for every combination of the varied values and `seeds` seeds from the config's own on.
 
-    One of `vary` is "key=value,value,...". Seeds come last, so that all values see the same seeds.
+    One of `vary` is "key=value,value,...", or "key+key=value+value,...". Seeds come last, so that all values see the same seeds.
     """
     if seeds < 1:
         raise BadInput(f"--seeds is {seeds}: it must be at least 1")
-    axes = [[(key, value) for value in values] for key, values in map(parse, vary)]
-    if seeds > 1 and any(key == "seed" for axis in axes for key, _ in axis):
+    axes = [[(keys, values) for values in each] for keys, each in map(parse, vary)]
+    named = Counter(key for axis in axes for key in axis[0][0])
+    for key in (key for key, times in named.items() if times > 1):
+        raise BadInput(f"--vary names '{key}' twice: give all its values at once, as in --vary {key}=A,B")
+    if seeds > 1 and "seed" in named:
         raise BadInput("--vary seed=... and --seeds both say which seeds: leave one of them out")
     out = {}
     for combination in itertools.product(*axes):
         changed = config
-        for key, value in combination:
-            changed = recipe.assign(changed, key, value)
+        for keys, values in combination:
+            for key, value in zip(keys, values, strict=True):
+                changed = recipe.assign(changed, key, value)
         first = registry.convert("seed", int, changed.get("seed", 0))
         for seed in range(first, first + seeds):
-            name = "-".join([*(_slug(value) for _, value in combination), f"seed{seed}"])
+            name = "-".join([*("_".join(map(_slug, values)) for _, values in combination), f"seed{seed}"])
             if name in out:
                 raise BadInput(f"--vary gives the run '{name}' twice: leave one of the values out")
             out[name] = {**changed, "seed": seed}
@@ -48,15 +55,20 @@ def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
 
 
 def check_all(runs: dict[str, Config]) -> None:
-    """Raise BadInput for the first run that could not begin, by its name; of several seeds the first stands for all."""
-    seen: set[str] = set()
+    """Raise BadInput for the first run that could not begin, by its name, or is another one again; of several seeds the first stands for
+    all.
+    """
+    seen: dict[str, dict[int, str]] = {}
     loaded: tuple[str, list[Task]] = "", []
     for name, raw in runs.items():
         config = recipe.resolve(raw)
         setting, tasks = (json.dumps(part, sort_keys=True, default=str) for part in ({**config, "seed": 0}, config["task"]))
-        if setting in seen:
+        known = seen.setdefault(setting, {})
+        if other := known.get(config["seed"]):
+            raise BadInput(f"the runs '{other}' and '{name}' are the same: leave out a value that one of them does not take")
+        known[config["seed"]] = name
+        if len(known) > 1:
             continue
-        seen.add(setting)
         try:
             experiment = recipe.build(config, loaded[1] if loaded[0] == tasks else None)
             loaded = tasks, experiment.tasks
@@ -66,38 +78,59 @@ def check_all(runs: dict[str, Config]) -> None:
             raise BadInput(f"the run '{name}' cannot begin: {error}") from error
 
 
-def parse(vary: str) -> tuple[str, list[Any]]:
-    """ "sampler=full,uniform" as ("sampler", ["full", "uniform"]); commas inside brackets do not divide."""
+def parse(vary: str) -> tuple[list[str], list[list[Any]]]:
+    """ "sampler=full,uniform" as (["sampler"], [["full"], ["uniform"]]), and "a+b=1+2,3+4" as (["a", "b"], [[1, 2], [3, 4]]); commas inside
+    brackets do not divide.
+    """
     key, equals, text = vary.partition("=")
-    values = [recipe.value_of(part) for part in re.split(r",(?![^\[{(]*[\]})])", text) if part]
-    if not equals or not key or not values:
+    keys = key.split("+")
+    values = [part.split("+") if len(keys) > 1 else [part] for part in re.split(r",(?![^\[{(]*[\]})])", text) if part]
+    if not equals or not all(keys) or not values:
         raise BadInput(f"--vary takes key=value,value,..., for example --vary sampler=full,uniform, and got '{vary}'")
-    return key, values
+    for each in values:
+        if len(each) != len(keys):
+            raise BadInput(f"--vary {key} takes {len(keys)} values joined by '+', and got '{'+'.join(each)}'")
+    return keys, [[recipe.value_of(part) for part in each] for each in values]
 
 
 def table(results: list[Config]) -> list[str]:
-    """The runs' summaries as lines. With several models: the mean of the accuracies, each of them, the worst, their standard deviation, the
-    rounds until each was at the target; and below these the costs with their multiples of the least."""
-    runs, models = [result["run"] for result in results], list(dict.fromkeys(name for result in results for name in result["models"]))
+    """The runs' summaries as lines, seeds together: means, with half their 95 % intervals. With several models: the mean of the accuracies,
+    each of them, the worst, their standard deviation, the rounds until each was at the target; and below these the costs with their
+    multiples of the least.
+    """
+    groups = [list(group) for _, group in itertools.groupby(results, key=lambda result: result["run"].rpartition("-seed")[0])]
+    runs = [_name(group) for group in groups]
+    models = list(dict.fromkeys(name for result in results for name in result["models"]))
     if len(models) == 1:
         width = max(map(len, runs))
         lines = []
-        for result in results:
-            lines.append(f"{result['run']:{width}}  accuracy {result['accuracy']:.2%}  loss {loss(result['loss'])}  {rounds(result)}")
+        for name, group in zip(runs, groups, strict=True):
+            each = [result["loss"] for result in group]
+            lost = loss(None if None in each else sum(each) / len(each))
+            lines.append(f"{name:{width}}  accuracy {_percent([result['accuracy'] for result in group])}  loss {lost}  {_rounds(group)}")
         return lines
-    learnt = [["mean", *(_percent(result["accuracy"]) for result in results)]]
+
+    def percents(title: str, cell: Callable[[Config], float | None]) -> list[str]:
+        return [title, *(_percent([cell(result) for result in group]) for group in groups)]
+
+    learnt = [percents("mean", lambda result: result["accuracy"])]
     for name in models:
-        learnt.append([name, *(_percent(result["models"].get(name, {}).get("accuracy")) for result in results)])
-    learnt.append(["worst", *(_percent(result.get("worst_accuracy")) for result in results)])
-    learnt.append(["spread", *(_percent(result.get("accuracy_spread")) for result in results)])
-    learnt.append(["rounds", *(f"{result['rounds']}" for result in results)])
+        learnt.append(percents(name, lambda result, name=name: result["models"].get(name, {}).get("accuracy")))  # type: ignore[misc]
+    learnt.append(percents("worst", lambda result: result.get("worst_accuracy")))
+    learnt.append(percents("spread", lambda result: result.get("accuracy_spread")))
+    learnt.append(["rounds", *(_count([result["rounds"] for result in group]) for group in groups)])
     if any("rounds_to_target" in model for result in results for model in result["models"].values()):
-        learnt.append(["to target", *(_hits(result, models) for result in results)])
+        learnt.append(["to target", *(_hits(group, models) for group in groups)])
     costs = []
     for title, (key, form) in COSTS.items():
-        least = min(result[key] for result in results)
-        costs.append([title, *(_cost(result[key], form, least) for result in results)])
+        means = [sum(result[key] for result in group) / len(group) for group in groups]
+        costs.append([title, *(_cost(value, form, min(means)) for value in means)])
     return [*_lines(["run", *runs], learnt), "", *_lines(["cost of", *runs], costs)]
+
+
+def _name(group: list[Config]) -> str:
+    name: str = group[0]["run"]
+    return name if len(group) == 1 else f"{name.rpartition('-seed')[0]} ({len(group)} seeds)"
 
 
 def _lines(names: list[str], columns: list[list[str]]) -> list[str]:
@@ -111,12 +144,25 @@ def rounds(summary: Config) -> str:
     return f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
 
 
-def _hits(result: Config, models: list[str]) -> str:
-    return " ".join(f"{result['models'].get(name, {}).get('rounds_to_target') or '-'}" for name in models)
+def _rounds(group: list[Config]) -> str:
+    return rounds(group[0]) if len(group) == 1 else f"{_count([each['rounds'] for each in group])} rounds"
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
+def _hits(group: list[Config], models: list[str]) -> str:
+    """Each model's rounds to the target, if all seeds came there."""
+    hits = [[result["models"].get(name, {}).get("rounds_to_target") for result in group] for name in models]
+    return " ".join("-" if None in each else _count(each) for each in hits)
+
+
+def _count(values: list[int]) -> str:
+    return f"{sum(values) / len(values):.4g}"
+
+
+def _percent(values: list[float | None]) -> str:
+    """41.23%, or of several 41.2 ± 1.5 %."""
+    if len(values) == 1:
+        return "-" if values[0] is None else f"{values[0]:.2%}"
+    return numbers.mean(values, numbers.percent).replace(numbers.SPACE, " ")
 
 
 def _cost(value: float, form: numbers.Format, least: float) -> str:
@@ -125,7 +171,7 @@ def _cost(value: float, form: numbers.Format, least: float) -> str:
 
 
 def _slug(value: Any) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", str(value)).strip("_")
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", registry.shown(value)).strip("_")
 
 
 def reached(summary: Config) -> str:
@@ -140,6 +186,14 @@ def reached(summary: Config) -> str:
 
 
 def failed(summary: Config) -> str:
-    """How many trainings could not be used; nothing where all could."""
-    n = summary["failures"]
-    return f"{n} training{'s' * (n != 1)} could not be used: the report says why" if n else ""
+    """How many trainings could not be used, and of several models whose; nothing where all could."""
+    n, models = summary["failures"], summary["models"]
+    each = [f"{name} {model['failures']}" for name, model in models.items() if model["failures"]]
+    of = f" ({', '.join(each)})" if len(models) > 1 else ""
+    return f"{n} training{'s' * (n != 1)} could not be used{of}: the report says why" if n else ""
+
+
+def diverged(summary: Config) -> str:
+    """Which models' losses are not finite any more; nothing where all are."""
+    lost = [f"'{name}'" for name, model in summary["models"].items() if model["loss"] is None or not math.isfinite(model["loss"])]
+    return f"the loss of {' and '.join(lost)} is not finite: a lower lr may help" if lost else ""

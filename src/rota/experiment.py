@@ -185,6 +185,7 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
         if experiment.target is not None:
             hits = [line["round"] for line in tested if line["models"][name]["accuracy"] >= experiment.target]
             models[name]["rounds_to_target"] = hits[0] if hits else None
+        models[name]["failures"] = sum(failure["model"] == name for line in records for failure in line["failures"])
     measured = [f"{name}_total" for name in SUMMED if name in experiment.metrics]
     totals = {key: records[-1][key] for key in ("seconds", "bytes_up", "bytes_down", *measured)}
     return {
@@ -217,4 +218,4 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         work = {f.name: getattr(task, f.name) for f in fields(task) if isinstance(getattr(task, f.name), str | int | float)}
         model = getattr(task.model, "__qualname__", type(task.model).__name__)
         tasks.append({**work, "name": name, "model": model, "data": task.data.name, "clients": task.data.clients})
-    return {**numbers, **policies, "task": tasks}
+    return {"python": True, **numbers, **policies, "task": tasks}

@@ -27,7 +27,7 @@ from rota.engine.local import TOO_FEW
 from rota.errors import BadInput
 from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
 from rota.metrics import Meter
-from rota.plan import Seen, Task, admit
+from rota.plan import Plan, Seen, Task, admit
 from rota.probe import Setting, price, probe
 from rota.record import Record, record
 from rota.sampling import Sampler
@@ -121,7 +121,7 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     for chunk in engine.train(state.models, plan, now, correction):
         chunk = admit(chunk)
         seen.add(chunk, estimator.add(sums, plan, chunk))
-    _refuse(experiment, seen, now)
+    _refuse(experiment, plan, seen, now)
 
     estimates, remembered = estimator.finish(recalled, sums)
     models, server = apply(experiment.server, state.models, estimates, state.server)
@@ -143,13 +143,14 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     return new, record(now, experiment.names, plan, seen, engine.evaluate(models) if test else None, totals, asked)
 
 
-def _refuse(experiment: Experiment, seen: Seen, now: int) -> None:
+def _refuse(experiment: Experiment, plan: Plan, seen: Seen, now: int) -> None:
     """End a run in which nothing is learned any more. Clients with too few examples are passed over, unless there are no others."""
     if seen.ok.any() or not seen.reason:
         return
-    wrong = next((reason for reason in seen.reason if reason != TOO_FEW), None)
-    if wrong is not None:
-        raise FloatingPointError(f"round {now}: no client's update could be used ({wrong}); a lower lr may help")
+    wrong = {experiment.names[s]: reason for s, reason in zip(plan.model.tolist(), seen.reason, strict=True) if reason != TOO_FEW}
+    if wrong:
+        whose, why = " and ".join(f"'{name}'" for name in wrong), next(iter(wrong.values()))
+        raise FloatingPointError(f"round {now}: no client's update could be used ({why}); a lower lr for {whose} may help")
     if max(task.data.train.sizes.max() for task in experiment.tasks) < 2:
         raise BadInput(f"no client can train ({TOO_FEW}): give clients two examples or more, or choose a model without BatchNorm")
 

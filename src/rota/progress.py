@@ -118,7 +118,9 @@ def scores(record: Record) -> str:
 
 def loss(value: float | None) -> str:
     """A loss in few digits; one that has overflowed is kept as null, and said."""
-    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4f}"
+    if value is None or not math.isfinite(value):
+        return "not finite"
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
 def clients(record: Record) -> str:

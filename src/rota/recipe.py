@@ -162,6 +162,8 @@ def _into(place: Any, step: str, path: str) -> list[Any]:
 
 def resolve(raw: Config) -> Config:
     """The recipe with every key checked and every default filled in: what config.toml holds. Keys that are None are left out."""
+    if raw.get("python") is True:
+        raise BadInput("this config.toml describes a run that was made in Python, whose objects it cannot make: run it from there")
     _known("", raw, {*TOP, *POLICIES, *WORLD, "task"})
     config = _plain("", raw, TOP)
     for key, (kind, default) in POLICIES.items():

@@ -126,7 +126,8 @@ def read(folder: Path) -> Run:
             record = json.loads(line)
             for model, clients in record.pop("cohort").items():
                 sampled.setdefault(model, Counter()).update(clients)
-            failures.update(str(failure["reason"]) for failure in record.pop("failures"))
+            whose = len(record["models"]) > 1
+            failures.update(f"{failure['model']}: " * whose + str(failure["reason"]) for failure in record.pop("failures"))
             lines.append(record)
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"cannot read {path} ({error}): leave {folder.name} out of the report, or run it again") from error

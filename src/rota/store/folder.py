@@ -61,7 +61,8 @@ class Folder:
             raise BadInput(f"{path / 'config.toml'} cannot be read ({error}): mend it, or choose another --out") from error
         differs = differences(made_with, tomllib.loads(tomli_w.dumps(config)))
         if differs:
-            raise BadInput(f"the run in {path} was made with another configuration ({differs}): resume it with {path / 'config.toml'}")
+            same = path / "config.toml"
+            raise BadInput(f"the run in {path} was made with another configuration ({differs}): resume it with that of {same}")
         with locked(path):
             yield cls(path)
 
