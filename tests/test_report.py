@@ -440,6 +440,26 @@ def test_many_clients_become_a_histogram(tmp_path: Path, rounds: int) -> None:
     np.testing.assert_allclose(np.sum(heat["z"], axis=0), 1, rtol=1e-4)
 
 
+def test_clients_without_data_are_not_among_the_small(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", people=500, cohort=500, rounds=7, by_client=False)
+    data = json.loads((path / "data.json").read_text())
+    data["digits"]["sizes"][::3] = [0] * len(data["digits"]["sizes"][::3])
+    (path / "data.json").write_text(json.dumps(data))
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["cohort"]["digits"] = [client for client in range(500) if client % 3]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, sizes = clients.sampling("", series_of(read_all(path)))
+    assert sizes.traces[0]["y"] == [7] * clients.PARTS
+
+
+def test_a_score_that_is_no_share_has_an_axis_of_its_own(tmp_path: Path) -> None:
+    share = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "a"))))
+    assert (share.layout["yaxis"], "classified correctly" in share.note) == (curves.SHARE, True)
+    other = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "b", lift=-2.0))))
+    assert (other.layout["yaxis"], other.note) == ({"tickformat": "~g"}, "Mean score of the test examples.")
+
+
 def test_rare_classes_share_a_row(tmp_path: Path) -> None:
     (data,) = clients.holdings(read_all(make(tmp_path / "a", people=5, classes=130)))
     assert len(data.traces[1]["z"]) == clients.ROWS + 1

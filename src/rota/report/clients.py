@@ -110,7 +110,8 @@ def _by_size(series: Series) -> list[Trace]:
         return []
     held = np.concatenate([_holdings(run, series)[0] for run in runs])
     count = np.concatenate([_counts(run, series)[_holdings(run, series)[1]] for run in runs])
-    if held.min() == held.max():
+    held, count = held[held > 0], count[held > 0]  # those without data could not be drawn
+    if not len(held) or held.min() == held.max():
         return []
     parts = np.array_split(np.argsort(held, kind="stable"), PARTS)
     trace = {

@@ -60,7 +60,6 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
     note = "Share of the test examples that are classified correctly." if name == "accuracy" else "Mean loss of the test examples."
     chart = Chart(f"{name} {title}".strip(), f"{title}: test {name}" if title else f"Test {name}", note, progress=True)
     chart.empty = "No round has been tested yet."
-    chart.layout = {"yaxis": SHARE if name == "accuracy" else {"tickformat": "~g"}}
     targets = {run.target for one in series for run in one.group.runs}
     if name == "accuracy" and len(targets) == 1 and (target := targets.pop()) is not None:
         chart.note += f" The dotted line is the target, {numbers.percent(target)}."
@@ -68,7 +67,16 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
         chart.layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target, "line": line}]
     for one in series:
         chart.traces += _curve(one, one.along, _score(name, one.model), "line", name == "accuracy")
+    chart.layout["yaxis"] = _shares(chart) if name == "accuracy" else {"tickformat": "~g"}
+    if chart.layout["yaxis"] is not SHARE and name == "accuracy":
+        chart.note = "Mean score of the test examples."
     return chart
+
+
+def _shares(chart: Chart) -> dict[str, Any]:
+    """The y axis of accuracies; a score of the user's own may be no share."""
+    values = [y for trace in chart.traces for y in trace["y"] if y is not None]
+    return SHARE if all(0 <= y <= 1 for y in values) else {"tickformat": "~g"}
 
 
 def worst(chart: Chart, series: list[Series]) -> None:
@@ -86,7 +94,7 @@ def across(series: list[Series]) -> list[Chart]:
     apart = Chart("model spread", "How far the models are apart", "Standard deviation of the models’ accuracies.", progress=True)
     for one in series:
         apart.traces += _curve(one, one.along, _score("accuracy_spread", None), "line", True)
-    low.layout, apart.layout = {"yaxis": SHARE}, {"yaxis": {"tickformat": "~%", "rangemode": "tozero"}}
+    low.layout, apart.layout = {"yaxis": _shares(low)}, {"yaxis": {"tickformat": "~%", "rangemode": "tozero"}}
     return [chart for chart in (low, apart) if chart.traces]
 
 
@@ -107,13 +115,13 @@ def spread(title: str, series: list[Series]) -> Chart:
     """How the accuracy differs between clients, where they were tested one by one."""
     chart = Chart(f"spread {title}".strip(), f"{title}: accuracy across clients" if title else "Accuracy across clients", progress=True)
     chart.note = "The median client, and the band from the 10th to the 90th percentile; each client is tested on data like its own."
-    chart.layout = {"yaxis": SHARE}
     for one in series:
         low, middle, high = (_values(one.group, one.along, _client(part, one.model)).mean(axis=0) for part in ("p10", "p50", "p90"))
         if np.isfinite(middle).any():
             chart.traces += [*_band(one, one.along, low, high), _line(one, one.along, middle, "line", True)]
     if any(len(one.group.runs) > 1 for one in series):
         chart.note += " All three are means over seeds."
+    chart.layout = {"yaxis": _shares(chart)}
     return chart
 
 
