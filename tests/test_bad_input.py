@@ -6,8 +6,9 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
 import numpy as np
@@ -18,11 +19,17 @@ from test_cli import Outcome, call
 from torch import nn
 
 import rota
+from rota.availability import Availability
 from rota.data import files
+from rota.data.federation import Federation
 from rota.engine import Devices
-from rota.errors import BadInput
-from rota.estimate import Adam, Sgd, StaleVr
+from rota.errors import BadInput, did_you_mean
+from rota.estimate import Adam, FedStale, Sgd, StaleVr, Yogi
 from rota.plan import Task
+from rota.sampling import SAMPLERS, Full, Gvr, PowD, Uniform, draw
+
+if TYPE_CHECKING:
+    from nowhere import Nothing
 
 
 def refused(outcome: Outcome, *parts: str) -> None:
@@ -73,6 +80,7 @@ MISTAKES = {
     "run fedavg-digits --set estimator.lr=1": "unknown key 'estimator.lr': estimator has no options",
     "run fedavg-digits --set devices.gflop=1": "unknown key 'devices.gflop': did you mean 'gflops'?",
     "run fedavg-digits --set sampler=unifrom": "unknown sampler 'unifrom': did you mean 'uniform'?",
+    "run fedavg-digits --set sampler=gvr": "unknown sampler 'gvr': did you mean 'mmfl-gvr'?",
     "run fedavg-digits --set estimator=fedavgg": "unknown estimator 'fedavgg': did you mean 'fedavg'?",
     "run fedavg-digits --set task.model=two_n": "unknown model 'two_n': did you mean 'two_nn'?",
     "run fedavg-digits --set task.data=minst": "unknown data 'minst': did you mean 'mnist'?",
@@ -103,9 +111,13 @@ MISTAKES = {
     "run fedavg-digits --set sampler.budget=21": "sampler.budget is 21 clients a round, but there are 20: give a number from 1 to 20",
     "run fedavg-digits --set sampler.budget=0": "sampler.budget is 0 clients a round",
     "run fedavg-digits --set devices.gflops=0": "devices.gflops is 0.0: it must be above 0",
-    "run fedavg-digits --set server.lr=-1": "server: Invalid learning rate: -1",
+    "run fedavg-digits --set server.lr=-1": "server.lr is -1.0: it must be above 0",
+    "run fedavg-digits --set server.momentum=-1": "server.momentum is -1.0: it must be at least 0 and below 1",
+    "run fedavg-digits --set server=yogi --set server.beta2=1": "server.beta2 is 1.0: it must be at least 0 and below 1",
+    "run fedavg-digits --set task.momentum=1": "task.momentum is 1.0: it must be at least 0 and below 1",
     "run fedavg-digits --set task.partition.clients=0": "clients is 0, but it must be a whole number from 1 on",
     "run fedavg-digits --set task.partition.clients=5000": "lower clients",
+    "run fedavg-digits --set task.partition=high-low --set task.partition.labels=0": "labels is 0, but it must be above 0",
     # parts that do not go together
     "run fedavg-digits --set task.model=kvib_cnn": "kvib_cnn takes images from ",
     "run fedavg-digits --set task.model=lstm_shakespeare": "model",
@@ -300,6 +312,26 @@ def failing() -> nn.Module:
     raise KeyError("width")
 
 
+def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs[:, 0] - targets) ** 2).float()
+
+
+def line(**more: object) -> Task:
+    """A task whose targets are real numbers."""
+    generator = np.random.default_rng(0)
+    pairs = [(x := generator.normal(size=(8, 4)), x.sum(axis=1)) for _ in range(3)]
+    return Task(**{"model": lambda: nn.Linear(4, 1), "data": rota.from_clients(pairs, pairs[0], name="line"), **more})  # type: ignore[arg-type]
+
+
+class Picky:
+    """A server of one's own that has a word to say on its numbers; its lr may be what it likes."""
+
+    lr = -1.0
+
+    def step(self, *_: object) -> None:
+        raise ValueError("my rate is too high")
+
+
 @pytest.mark.parametrize(
     ("tasks", "more", "sentence"),
     [
@@ -331,6 +363,23 @@ def failing() -> nn.Module:
         ([task(model=frozen)], {}, "task 'blobs': the model has no parameters to train"),
         ([task(loss=nn.CrossEntropyLoss())], {}, "the loss must give one number an example, shape (2,), and gives ()"),
         ([task(loss=lambda outputs, targets: outputs @ targets)], {}, "task 'blobs': the loss does not take the model's outputs"),
+        (
+            [task(loss=lambda outputs, targets: [outputs, targets])],
+            {},
+            "the loss must give one number an example, shape (2,), and gives a list",
+        ),
+        (
+            [task(score=lambda outputs, targets: outputs + targets[:, None])],
+            {},
+            "the score must give one number an example, shape (2,), and gives (2, 3)",
+        ),
+        ([task(score=lambda outputs: outputs)], {}, "task 'blobs': the score does not take the model's outputs: <lambda>() takes 1"),
+        (
+            [line()],
+            {},
+            "task 'line': the targets are real numbers, of which accuracy says nothing: give score a function that gives one number",
+        ),
+        ([line(loss=squares)], {}, "such as lambda outputs, targets: -(outputs - targets) ** 2, or give class labels as whole numbers"),
         ([task(lr=0.0)], {}, "task 'blobs': lr is 0.0: it must be above 0"),
         ([task(lr=float("nan"))], {}, "task 'blobs': lr is nan: it must be above 0"),
         ([task(epochs=0)], {}, "task 'blobs': epochs is 0: it must be at least 1"),
@@ -341,8 +390,14 @@ def failing() -> nn.Module:
         ([task()], {"sampler": rota.sampling.Uniform(budget=4)}, "sampler.budget is 4 clients a round, but there are 3"),
         ([task()], {"devices": Devices(mbps=-1)}, "devices.mbps is -1: it must be above 0"),
         ([task()], {"devices": Devices(spread=-1)}, "devices.spread is -1: it must be at least 0"),
-        ([task()], {"server": Sgd(lr=-1)}, "server: Invalid learning rate: -1"),
-        ([task()], {"server": Adam(beta1=2)}, "server: Invalid beta parameter"),
+        ([task(momentum=1.0)], {}, "task 'blobs': momentum is 1.0: it must be at least 0 and below 1"),
+        ([task()], {"rounds": np.int64(0)}, "rounds is 0: it must be at least 1"),
+        ([task()], {"server": Sgd(lr=-1)}, "server.lr is -1: it must be above 0"),
+        ([task()], {"server": Sgd(lr=0)}, "server.lr is 0: it must be above 0"),
+        ([task()], {"server": Sgd(momentum=-1)}, "server.momentum is -1: it must be at least 0 and below 1"),
+        ([task()], {"server": Adam(beta1=2)}, "server.beta1 is 2: it must be at least 0 and below 1"),
+        ([task()], {"server": Yogi(eps=-1)}, "server.eps is -1: it must be at least 0"),
+        ([task()], {"server": Picky()}, "server: my rate is too high"),
         ([task()], {"engine": "seqential"}, "unknown engine 'seqential': did you mean 'sequential'?"),
         ([task()], {"device": "gpu"}, "unknown device 'gpu'"),
         ([task()], {"out": os.devnull}, "cannot write to the output folder /dev/null (File exists)"),
@@ -359,3 +414,153 @@ def test_mistakes_in_python(tasks: list[Task], more: dict[str, object], sentence
 def test_a_score_of_ones_own_may_have_any_target() -> None:
     points = task(score=lambda outputs, targets: 100.0 * (outputs.argmax(-1) == targets))
     assert rota.run([points], rota.sampling.Full(), rounds=30, target=60).summary["rounds"] < 30
+
+
+def test_real_targets_with_a_score_are_taken() -> None:
+    fits = line(loss=squares, score=lambda outputs, targets: -squares(outputs, targets), lr=0.02)
+    accuracy = rota.run([fits], Full(), rounds=5).rounds["accuracy"]
+    assert accuracy[-1] > accuracy[0]
+
+
+# --- types, by the hints of the dataclasses
+
+
+TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
+    # (of the task, of the run, the sentence)
+    ({"optimizer": "Adam"}, {}, "task 'blobs': optimizer is 'Adam', but it takes one of 'sgd', 'adam'"),
+    ({"optimizer": "rmsprop"}, {}, "task 'blobs': optimizer is 'rmsprop', but it takes one of 'sgd', 'adam'"),
+    (
+        {"optimizer": torch.optim.Adam},
+        {},
+        "task 'blobs': optimizer is <class 'torch.optim.adam.Adam'>, but it takes one of 'sgd', 'adam'",
+    ),
+    ({"lr": "0.1"}, {}, "task 'blobs': lr is '0.1', but it takes a number"),
+    ({"lr": None}, {}, "task 'blobs': lr is None, but it takes a number"),
+    ({"lr": True}, {}, "task 'blobs': lr is true, but it takes a number"),
+    ({"momentum": "a"}, {}, "task 'blobs': momentum is 'a', but it takes a number"),
+    ({"nesterov": 1}, {}, "task 'blobs': nesterov is 1, but it takes true or false"),
+    ({"clip": "x"}, {}, "task 'blobs': clip is 'x', but it takes a number or None"),
+    ({"batch": "10"}, {}, "task 'blobs': batch is '10', but it takes a whole number or None"),
+    ({"batch": 2.5}, {}, "task 'blobs': batch is 2.5, but it takes a whole number or None"),
+    ({"epochs": "1"}, {}, "task 'blobs': epochs is '1', but it takes a whole number"),
+    ({"steps": 1.0}, {}, "task 'blobs': steps is 1.0, but it takes a whole number or None"),
+    ({"score": "acc"}, {}, "task 'blobs': score is 'acc', but it takes a function"),
+    ({"loss": 3}, {}, "task 'blobs': loss is 3, but it takes a function"),
+    ({"model": "two_nn"}, {}, "task 'blobs': model is 'two_nn', but it takes a function or a Module"),
+    ({"data": None}, {}, "task '0': data is None, but it takes a Federation"),
+    ({"data": [torch.zeros(9, 9)]}, {}, "task '0': data is [tensor([[0., 0., 0."),
+    ({"data": replace(federation([5, 12, 20]), classes="3")}, {}, "task 'blobs': data.classes is '3', but it takes a whole number"),  # type: ignore[arg-type]
+    ({"name": 3}, {}, "task '3': name is 3, but it takes a text"),
+    ({}, {"sampler": Gvr(budget="2")}, "sampler.budget is '2', but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(budget=None)}, "sampler.budget is None, but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(budget=[3, 3])}, "sampler.budget is [3, 3], but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(2, distinct="yes")}, "sampler.distinct is 'yes', but it takes true or false"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(2, per_rate="no")}, "sampler.per_rate is 'no', but it takes true or false"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(2, 1.5)}, "sampler.processors is 1.5, but it takes a whole number or a list or one of 'mixed'"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(2, "mixt")}, "sampler.processors is 'mixt', but it takes a whole number or a list or one of 'mixed'"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(2, uploads="many")}, "sampler.uploads is 'many', but it takes a number or a list or None"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(2, uploads=np.array(["a"]))}, "sampler.uploads is array(['a'], dtype='<U1'), but it takes a number or a"),  # type: ignore[arg-type]
+    ({}, {"sampler": Uniform(2, "fxed")}, "sampler.procedure is 'fxed', but it takes one of 'fixed', 'independent', "),  # type: ignore[arg-type]
+    ({}, {"sampler": PowD(2, candidates=2.5)}, "sampler.candidates is 2.5, but it takes a whole number"),  # type: ignore[arg-type]
+    ({}, {"estimator": FedStale(beta="1")}, "estimator.beta is '1', but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"estimator": FedStale(memory=3)}, "estimator.memory is 3, but it takes one of 'device', 'cpu', 'disk'"),  # type: ignore[arg-type]
+    ({}, {"server": Sgd(lr="1")}, "server.lr is '1', but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"server": Adam(eps=None)}, "server.eps is None, but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"devices": Devices(mbps="20")}, "devices.mbps is '20', but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"devices": {"mbps": 20}}, "devices is {'mbps': 20}, but it takes a Devices"),
+    ({}, {"devices": {}}, "devices is {}, but it takes a Devices"),
+    ({}, {"out": 3}, "out is 3, but it takes a folder's path or None"),
+    ({}, {"availability": Availability(day=2.5)}, "availability.day is 2.5, but it takes a whole number"),  # type: ignore[arg-type]
+    ({}, {"availability": 0.5}, "availability is 0.5, but it takes an Availability"),
+    ({}, {"rounds": "5"}, "rounds is '5', but it takes a whole number"),
+    ({}, {"rounds": 5.0}, "rounds is 5.0, but it takes a whole number"),
+    ({}, {"rounds": True}, "rounds is true, but it takes a whole number"),
+    ({}, {"seed": "a"}, "seed is 'a', but it takes a whole number"),
+    ({}, {"seed": None}, "seed is None, but it takes a whole number"),
+    ({}, {"evaluate": 1.5}, "evaluate is 1.5, but it takes a whole number"),
+    ({}, {"target": True}, "target is true, but it takes a number or None"),
+    ({}, {"metrics": "regret"}, "metrics is 'regret', but it takes a list, such as ['regret']"),
+    ({}, {"metrics": None}, "metrics is None, but it takes a list"),
+    ({}, {"engine": None}, "unknown engine 'None': known: auto, batched, sequential"),
+]
+
+
+@pytest.mark.parametrize(("work", "more", "sentence"), TYPES, ids=[sentence for _, _, sentence in TYPES])
+def test_wrong_types_in_python(work: dict[str, object], more: dict[str, object], sentence: str) -> None:
+    with pytest.raises(BadInput) as mistake:
+        rota.run([task(**work)], **{"rounds": 1, "sampler": Full(), **more})  # type: ignore[arg-type]
+    assert str(mistake.value).startswith(sentence)
+    assert "\n" not in str(mistake.value)
+    assert len(str(mistake.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("work", "more"),
+    [
+        ({"lr": 1, "batch": None, "clip": np.float32(5)}, {}),
+        ({"lr": np.float32(0.1), "batch": np.int64(4), "steps": np.int32(2)}, {}),
+        ({"model": nn.Linear(4, 3), "loss": nn.CrossEntropyLoss(reduction="none")}, {}),
+        ({}, {"rounds": np.int64(1), "target": 1, "metrics": ()}),
+        ({}, {"sampler": Gvr(2, [1, 2, 1], uploads=[1, 0.9, 1])}),
+        ({}, {"sampler": Gvr(2, np.array([1, 2, 1]), uploads=np.array([1.0, 0.9, 1.0]))}),
+        ({}, {"sampler": Gvr(2, torch.tensor([1, 2, 1]), uploads=np.float32(0.9))}),
+        ({}, {"sampler": Gvr(np.int32(2), "mixed")}),
+        ({}, {"sampler": Uniform(2), "metrics": ["regret"]}),
+    ],
+)
+def test_right_types_in_python(work: dict[str, object], more: dict[str, object]) -> None:
+    assert rota.run([task(**work)], **{"rounds": 1, "sampler": Full(), **more}).summary["rounds"] == 1  # type: ignore[arg-type]
+
+
+class Plain:
+    """A sampler of one's own without fields."""
+
+    def __init__(self, step: Any = "1") -> None:
+        self.step = step
+
+    def init(self, *_: object) -> dict[str, Any]:
+        return {}
+
+    def draw(self, _: object, shares: Any, generator: Any) -> Any:
+        return draw.independent((shares > 0) * 1.0, shares, generator)
+
+    def observe(self, *_: object) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Unresolved(Plain):
+    step: int = 1
+    note: Nothing | None = None
+
+
+@dataclass(frozen=True)
+class Loose(Plain):
+    """Hints that say something else than what the defaults are, and some that cannot be asked."""
+
+    step: int = None  # type: ignore[assignment]
+    parts: dict[str, int] = field(default_factory=dict)
+    inner: rota.sampling.Sampler = field(default_factory=Full)
+    data: Federation | None = None
+
+
+@pytest.mark.parametrize("sampler", [Plain(), Unresolved("a"), Loose(), Loose(2, {"a": 1}, Plain())])  # type: ignore[arg-type]
+def test_ones_own_policies_are_checked_as_far_as_they_say_what_they_take(sampler: Plain) -> None:
+    assert rota.run([task()], sampler, rounds=1).summary["rounds"] == 1
+    with pytest.raises(BadInput, match=r"^sampler\.step is 'a', but it takes a whole number$"):
+        rota.run([task()], Loose("a"), rounds=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("gvr", "did you mean 'mmfl-gvr'?"),
+        ("robin", "did you mean 'round-robin' or 'round-robin-server'?"),
+        ("mmfl-gvrr", "did you mean 'mmfl-gvr'?"),
+        ("mmfl-foo", "did you mean 'mmfl-gvr', 'mmfl-kvib', 'mmfl-lvr', 'mmfl-random' or 'mmfl-vre'?"),
+        ("", "known: aocs, avare, "),
+        (None, "known: aocs, avare, "),
+    ],
+)
+def test_what_was_meant(word: object, hint: str) -> None:
+    assert did_you_mean(word, SAMPLERS).startswith(hint)

@@ -484,6 +484,75 @@ def test_heart(source: str) -> None:
 # --- one's own ---
 
 
+X, Y = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize("nobody", [None, ([], []), (X[:0], Y[:0]), (torch.zeros(0, 9), [])])
+@pytest.mark.parametrize("first", [False, True])
+def test_from_clients_without_data(nobody: Any, first: bool) -> None:
+    pairs = [nobody, (X, Y)] if first else [(X, Y), nobody]
+    fed = rota.from_clients(pairs, pairs)
+    assert fed.train.sizes.tolist() == fed.test.sizes.tolist() == [6 * (not first), 6 * first]
+    assert (fed.classes, fed.shape, fed.train.y.dtype) == (3, (2,), torch.int64)
+    assert np.array_equal(fed.train.of(int(first))[0], X)
+
+
+def test_from_clients_takes_pairs_as_they_come() -> None:
+    assert rota.from_clients(zip([X, X], [Y, Y], strict=True), (X, Y)).clients == 2
+    assert rota.from_clients([[X.tolist(), Y.tolist()]], [(X, Y)]).clients == 1  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "sentence"),
+    [
+        ([], (X, Y), "train is empty: give a list with one (x, y) pair for each client"),
+        (None, (X, Y), "train is None: give a list with one (x, y) pair for each client"),
+        ({"a": (X, Y)}, (X, Y), "train is a dict: give a list with one (x, y) pair for each client"),
+        ((X, Y), (X, Y), "train is one pair in the place of a list: give a list with one (x, y) pair for each client"),
+        ((X[:2], Y[:2]), (X, Y), "train is one pair in the place of a list: give a list with one (x, y) pair for each client"),
+        (
+            [(X, Y)],
+            [X, Y],
+            "test is one pair in the place of a list: give a list with one (x, y) pair for each client, or one pair (a tuple)",
+        ),
+        ([(X, Y)], None, "test is None: give a list with one (x, y) pair for each client, or one pair (a tuple) that all share"),
+        ([(X, Y), (X, Y, Y)], (X, Y), "train client 1 is 3 things: give a pair (x, y), or None if it has no data"),
+        ([(X, Y)], (X, Y, Y), "test is 3 things: give a pair (x, y), or None if it has no data"),
+        ([(X, Y), X, (X, Y)], (X, Y), "train client 1 is a ndarray: give a pair (x, y), or None if it has no data"),
+        ([(X, Y), (X, Y[:5])], (X, Y), "train client 1 has 6 examples but 5 targets"),
+        ([(X, Y), (X, None)], (X, Y), "train client 1: y is no array of numbers ("),
+        ([(X, Y), (X, 3)], (X, Y), "train client 1: y is a single number: give one row an example"),
+        ([(X, Y), (X, ["a"] * 6)], (X, Y), "train client 1: y is of texts: give numbers (classes are numbered from 0)"),
+        ([(X, Y), (X, np.array(["a"] * 6))], (X, Y), "train client 1: y is of texts: give numbers (classes are numbered from 0)"),
+        ([(X, Y), (X, np.array(["a"] * 6, object))], (X, Y), "train client 1: y is of texts: give numbers"),
+        ([(X, Y)], (["word"], [0]), "test: x is of texts: give numbers"),
+        (
+            [(X, Y), ([[1.0, 2.0], [3.0]], [0, 1])],
+            (X, Y),
+            "train client 1: x is no array of numbers (expected sequence of length 2 at dim 1",
+        ),
+        ([(X, Y), (X[:, :1], Y)], (X, Y), "train client 1 has examples of shape (1,), client 0 of (2,)"),
+        ([None, (X, Y), (X, Y[:, None])], (X, Y), "train client 2 has targets of shape (1,), client 1 of ()"),
+        ([None, ([], [])], (X, Y), "train has no examples: all of its 2 pairs are empty, and one client at least must have some"),
+        ([(X, Y)], ([], []), "test has no examples: all of its 1 pairs are empty"),
+        ([(X, Y)] * 3, [(X, Y)] * 2, "test has 2 pairs and train 3: give one that all share, or one for each client"),
+        ([(X, Y)], (X[:, :1], Y), "test examples have shape (1,), training examples (2,)"),
+    ],
+)
+def test_from_clients_names_the_mistake(train: Any, test: Any, sentence: str) -> None:
+    with pytest.raises(BadInput) as mistake:
+        rota.from_clients(train, test)
+    assert str(mistake.value).startswith(sentence)
+    assert "\n" not in str(mistake.value)
+
+
+def test_a_federation_shows_itself_in_a_line() -> None:
+    fed = rota.from_clients([(X, Y), None], (X[:3], Y[:3]), name="mine")
+    assert repr(fed) == "Federation('mine', 2 clients, 6 + 3 examples of shape (2,), 3 classes)"
+    assert repr(fed.train) == "Part(2 clients, 6 examples of shape (2,))"
+    assert repr(fed) in repr(rota.Task(rota.models.logistic, fed))
+
+
 def write_clients(root: Path, clients: int = 12, own_test: bool = False, **more: np.ndarray) -> Path:
     root.mkdir(exist_ok=True)
     for client in range(clients):

@@ -517,6 +517,19 @@ def test_from_python(tmp_path: Path) -> None:
         recipe.resolve(recipe.read(str(tmp_path / "run" / "config.toml")))
 
 
+def test_numpys_numbers_are_numbers(tmp_path: Path) -> None:
+    """In the configuration, and as seeds."""
+
+    def run(name: str, whole: Any, real: Any) -> str:
+        task = Task(network, federation(SIZES), lr=real(0.5), batch=whole(4))
+        sampler, server = rota.sampling.Uniform(budget=whole(2)), Yogi(lr=real(0.25))
+        rota.run([task], sampler, server=server, rounds=whole(2), seed=whole(3), out=tmp_path / name)
+        return (tmp_path / name / "config.toml").read_text()
+
+    assert run("numpy", np.int64, np.float32) == run("plain", int, float)
+    assert contents(tmp_path / "numpy") == contents(tmp_path / "plain")
+
+
 def test_numbers_for_each_client_are_part_of_the_configuration(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 2, "device": "cpu", "out": tmp_path / "run"}
     task = Task(network, federation([5, 6, 7]), batch=4)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 from rota.data.federation import Federation, Part
 from rota.engine import Devices
 from rota.errors import BadInput
-from rota.estimate import ESTIMATORS, Correcting, Expecting, Recalling, Server
+from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
+from rota.kinds import check_fields, shown
 from rota.loop import Experiment
 from rota.metrics import check as check_metrics
 from rota.plan import Task, top1
@@ -22,6 +24,7 @@ from rota.sampling import SAMPLERS
 def check(experiment: Experiment) -> None:
     """Raise BadInput for the first mistake found."""
     check_kinds(experiment)
+    check_types(experiment)
     by_accuracy = all(task.score is top1 for task in experiment.tasks)
     check_numbers("", {key: value for key, value in vars(experiment).items() if key != "target" or by_accuracy})
     for names in ([task.name for task in experiment.tasks if task.name], experiment.names):
@@ -51,22 +54,37 @@ def check_kinds(experiment: Experiment) -> None:
         ("server", experiment.server, ("step",), "rota.estimate.Sgd()"),
     ):
         if isinstance(policy, type) or not all(hasattr(policy, method) for method in methods):
-            raise BadInput(f"{what} is {policy!r}: give an object such as {example}")
+            raise BadInput(f"{what} is {shown(policy)}: give an object such as {example}")
     if not isinstance(experiment.target, float | int | None):
         raise BadInput(f"target is {experiment.target!r}: it must be one number, for all models")
 
 
+def check_types(experiment: Experiment) -> None:
+    """Whether every number, text and function is one, as a recipe's always are."""
+    check_fields("", experiment)
+    for part in ("sampler", "estimator", "server", "devices", "availability"):
+        check_fields(f"{part}.", getattr(experiment, part))
+    tasks = experiment.tasks
+    named = all(isinstance(task.data, Federation) for task in tasks)  # for it is the data that name a task without a name
+    for task, name in zip(tasks, experiment.names if named else range(len(tasks)), strict=True):
+        check_fields(f"task '{name}': ", task)
+        check_fields(f"task '{name}': data.", task.data)
+
+
 def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
-    """The plain numbers of an experiment or task, or of their tables in a recipe; `prefix` goes before their names."""
+    """The plain numbers of an experiment, task or server, or of their tables in a recipe; `prefix` goes before their names."""
     for key in ("rounds", "evaluate", "batch", "epochs", "steps"):
-        if isinstance(value := values.get(key), int) and value < 1:
+        if isinstance(value := values.get(key), Integral) and int(value) < 1:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 1")
     for key in ("lr", "lr_decay", "clip"):
         if (value := values.get(key)) is not None and not value > 0:
             raise BadInput(f"{prefix}{key} is {value}: it must be above 0")
-    for key in ("prox", "momentum", "weight_decay"):
+    for key in ("prox", "weight_decay", "eps"):
         if (value := values.get(key)) is not None and not value >= 0:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 0")
+    for key in ("momentum", "beta1", "beta2"):
+        if (value := values.get(key)) is not None and not 0 <= value < 1:
+            raise BadInput(f"{prefix}{key} is {value}: it must be at least 0 and below 1")
     if values.get("nesterov") and not values.get("momentum"):
         raise BadInput(f"{prefix}nesterov is true, but momentum is 0: set momentum, for example to 0.9")
     target = values.get("target")
@@ -113,7 +131,11 @@ def _refuse(bad: Tensor, data: Federation, part: Part, problem: str) -> None:
 
 
 def check_fit(task: Task, name: str) -> None:
-    """The model takes the data, and has an output for every class."""
+    """The model takes the data, and has an output for every class; loss and score take its outputs."""
+    if task.score is top1 and task.data.train.y.is_floating_point():
+        own = "a function that gives one number an example, such as lambda outputs, targets: -(outputs - targets) ** 2"
+        why = "the targets are real numbers, of which accuracy says nothing"
+        raise BadInput(f"task '{name}': {why}: give score {own}, or give class labels as whole numbers")
     x, y = task.data.train.x[:2], task.data.train.y[:2]
     try:
         module = task.build()
@@ -129,12 +151,20 @@ def check_fit(task: Task, name: str) -> None:
         raise BadInput(f"task '{name}': the model has no parameters to train")
     if task.data.classes and outputs.shape[-1] < task.data.classes:
         raise BadInput(f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have {task.data.classes} classes")
+    _check_measure(f"task '{name}': the loss", task.loss, outputs, y)
+    if task.score is not top1:
+        _check_measure(f"task '{name}': the score", task.score, outputs, y)
+
+
+def _check_measure(what: str, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> None:
+    """A loss or score of the user's own takes what it will be given, and gives one number an example."""
     try:
-        losses = task.loss(outputs, y)
+        values = measure(outputs, targets)
     except Exception as error:
-        raise BadInput(f"task '{name}': the loss does not take the model's outputs: {_first_line(error)}") from error
-    if losses.shape != (len(y),):
-        raise BadInput(f"task '{name}': the loss must give one number an example, shape ({len(y)},), and gives {tuple(losses.shape)}")
+        raise BadInput(f"{what} does not take the model's outputs: {_first_line(error)}") from error
+    gives = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
+    if gives != (len(targets),):
+        raise BadInput(f"{what} must give one number an example, shape ({len(targets)},), and gives {gives}")
 
 
 def _first_line(error: Exception) -> str:
@@ -171,7 +201,9 @@ def called(policy: object, known: Mapping[str, type]) -> str:
 
 
 def check_server(server: Server) -> None:
-    """The optimiser's own word on its numbers: one step on nothing."""
+    """The numbers of one of rota's optimisers; of another, its own word on them: one step on nothing."""
+    if isinstance(server, tuple(SERVERS.values())):
+        check_numbers("server.", vars(server))
     try:
         server.step(torch.zeros(1), torch.zeros(1), {})
     except ValueError as error:

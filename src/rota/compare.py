@@ -13,6 +13,7 @@ from typing import Any
 from rota import recipe, registry
 from rota.check import check
 from rota.errors import BadInput
+from rota.kinds import shown
 from rota.plan import Task
 from rota.progress import loss
 from rota.recipe import Config
@@ -171,7 +172,7 @@ def _cost(value: float, form: numbers.Format, least: float) -> str:
 
 
 def _slug(value: Any) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", registry.shown(value)).strip("_")
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", shown(value)).strip("_")
 
 
 def reached(summary: Config) -> str:

@@ -10,8 +10,18 @@ class BadInput(ValueError):
     """A mistake in what the user gave: one sentence that names what to change. The command line exits with status 2."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint to put behind an "unknown ..." sentence: the nearest known word, or the list of them."""
-    known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """A hint to put behind an "unknown ..." sentence: the known words that are nearest, or the list of them.
+
+    Nearest are those that have the word as a part between dashes ("gvr": mmfl-gvr), then one that is spelt much like it, then those that
+    begin with its first part ("mmfl-best": mmfl-gvr, mmfl-kvib ...).
+    """
+    word, known = str(word), sorted(known)
+    first = word.partition("-")[0]
+    near = (
+        [each for each in known if word in each.split("-")]
+        or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+        or [each for each in known if first and each.startswith(f"{first}-")]
+    )
+    *others, last = [f"'{each}'" for each in near] or [""]
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else f"known: {', '.join(known)}"

@@ -15,7 +15,9 @@ from rota import loop, weights
 from rota.availability import Availability
 from rota.check import check
 from rota.engine import Devices, Engine, make
-from rota.estimate import Estimator, Server, Sgd, Unbiased
+from rota.errors import BadInput
+from rota.estimate import Estimator, Server
+from rota.kinds import shown
 from rota.loop import Experiment, State
 from rota.metrics import SUMMED, Meter
 from rota.plan import Task
@@ -89,19 +91,11 @@ def run(
     With `out` the run is kept in that folder and can be resumed after a crash, exactly. `watch` is called with each round's record.
     `metrics` are measures of the sampler to be written with every round (rota.metrics): "regret", "variance" ...
     """
-    experiment = Experiment(
-        tasks,
-        sampler or Uniform(),
-        estimator or Unbiased(),
-        server or Sgd(),
-        devices or Devices(),
-        availability or Availability(),
-        rounds,
-        seed,
-        evaluate,
-        target,
-        metrics,
-    )
+    if not isinstance(out, str | Path | None):
+        raise BadInput(f"out is {shown(out)}, but it takes a folder's path or None")
+    given = {"sampler": sampler, "estimator": estimator, "server": server, "devices": devices, "availability": availability}
+    policies: dict[str, Any] = {"sampler": Uniform()} | {key: value for key, value in given.items() if value is not None}
+    experiment = Experiment(tasks, **policies, rounds=rounds, seed=seed, evaluate=evaluate, target=target, metrics=metrics)
     return execute(
         experiment, engine=engine, device=device, precision=precision, out=Path(out) if out else None, resume=resume, watch=watch
     )
@@ -205,17 +199,20 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
 def describe(experiment: Experiment) -> dict[str, Any]:
     """An experiment made in Python, in words: what config.toml holds where there is no recipe to put there."""
 
-    def words(value: Any) -> Any:
-        given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else {}
-        plain = {k: np.asarray(v).tolist() if isinstance(v, tuple) else v for k, v in given.items()}
-        return {"name": type(value).__name__, **{k: v for k, v in plain.items() if isinstance(v, str | int | float | list)}}
+    def plain(values: dict[str, Any]) -> dict[str, Any]:
+        known = {k: np.asarray(v).tolist() if isinstance(v, tuple | list | np.generic | np.ndarray) else v for k, v in values.items()}
+        return {k: v for k, v in known.items() if isinstance(v, str | int | float | list)}
 
-    numbers = {k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target") if getattr(experiment, k) is not None}
+    def words(value: Any) -> dict[str, Any]:
+        given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else {}
+        return {"name": type(value).__name__, **plain(given)}
+
+    numbers = plain({k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target")})
     policies = {k: words(getattr(experiment, k)) for k in ("sampler", "estimator", "server", "devices", "availability")}
     numbers |= {"metrics": list(experiment.metrics)} if experiment.metrics else {}
     tasks = []
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
-        work = {f.name: getattr(task, f.name) for f in fields(task) if isinstance(getattr(task, f.name), str | int | float)}
+        work = plain({f.name: getattr(task, f.name) for f in fields(task)})
         model = getattr(task.model, "__qualname__", type(task.model).__name__)
         tasks.append({**work, "name": name, "model": model, "data": task.data.name, "clients": task.data.clients})
     return {"python": True, **numbers, **policies, "task": tasks}

@@ -32,6 +32,7 @@ from rota.check import check_numbers
 from rota.data.federation import Federation
 from rota.engine import Devices
 from rota.errors import BadInput, did_you_mean
+from rota.kinds import shown
 from rota.loop import Experiment
 from rota.plan import Task
 
@@ -122,7 +123,7 @@ def assign(config: Config, path: str, value: Any) -> Config:
     tables = [item for place in places for item in (place if isinstance(place, list) else [place])]
     for place in tables:
         if not isinstance(place, dict):
-            raise BadInput(f"there is no key '{path}': '{'.'.join(way)}' is {registry.shown(place)}, not a table")
+            raise BadInput(f"there is no key '{path}': '{'.'.join(way)}' is {shown(place)}, not a table")
         old, kind = place.pop(last, None), _kind(last)
         if value is None:
             continue
@@ -153,7 +154,7 @@ def _into(place: Any, step: str, path: str) -> list[Any]:
             raise BadInput(f"there is no key '{path}': the recipe has {len(place)} [[task]], numbered from 0")
         return [place[int(step)]]
     if not isinstance(place, dict):
-        raise BadInput(f"there is no key '{path}': '{step}' is looked for in {registry.shown(place)}, which is not a table")
+        raise BadInput(f"there is no key '{path}': '{step}' is looked for in {shown(place)}, which is not a table")
     inner = place.setdefault(step, {})
     if isinstance(inner, str) and _kind(step):
         inner = place[step] = {"name": inner}
@@ -223,7 +224,7 @@ def _table(where: str, kind: str, given: Any, default: str | None = None) -> Con
     name = table.get("name", default) if isinstance(table, dict) else None
     if not isinstance(name, str):
         takes = "a name, or a table with a name and options"
-        raise BadInput(f"'{where}' is {registry.shown(given)}, but it takes {takes}; known: {', '.join(registry.KINDS[kind])}")
+        raise BadInput(f"'{where}' is {shown(given)}, but it takes {takes}; known: {', '.join(registry.KINDS[kind])}")
     table = {key: value for key, value in table.items() if key != "name"}
     more: Config = {}
     member = registry.find(kind, name)

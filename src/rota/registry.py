@@ -6,10 +6,8 @@ import importlib
 import inspect
 import json
 import sys
-import types
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -18,6 +16,7 @@ from rota.data import SOURCES
 from rota.data.partition import PARTITIONS
 from rota.errors import BadInput, did_you_mean
 from rota.estimate import ESTIMATORS, SERVERS
+from rota.kinds import describe, shown
 from rota.models import MODELS
 from rota.sampling import SAMPLERS
 
@@ -105,23 +104,3 @@ def convert(where: str, kind: Any, value: Any) -> Any:
         return TypeAdapter(kind, config=rules).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise BadInput(f"'{where}' is {shown(value)}, but it takes {describe(kind)}") from error
-
-
-def shown(value: Any) -> str:
-    """A value as the user wrote it, near enough."""
-    return str(value).lower() if isinstance(value, bool) else f"{value!r}"
-
-
-def describe(kind: Any) -> str:
-    """A type in a user's words."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path", Any: "a value"}
-    if kind in words:
-        return words[kind]
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return "one of " + ", ".join(f"'{choice}'" for choice in inner)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(describe(part) for part in inner if part is not type(None))
-    if origin is tuple and Ellipsis not in inner:
-        return f"a list of {len(inner)} values, each {' or '.join(dict.fromkeys(map(describe, inner)))}"
-    return "a list" if origin else getattr(kind, "__name__", str(kind))

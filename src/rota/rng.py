@@ -32,7 +32,7 @@ def _mix(word: int) -> int:
 
 def key(seed: int, *address: int | str) -> int:
     """Fold a seed and an address into one 64-bit key. Order matters; words are hashed as text, numbers as themselves."""
-    folded = _mix((seed + GOLDEN) & MASK)
+    folded = _mix((int(seed) + GOLDEN) & MASK)  # numpy's whole numbers would overflow
     for part in address:
         word = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little") if isinstance(part, str) else int(part)
         folded = _mix((folded + GOLDEN * ((word & MASK) + 1)) & MASK)

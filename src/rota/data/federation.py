@@ -5,7 +5,7 @@ One client or a million cost the same objects: client i's examples are the rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,10 @@ class Part:
     y: Tensor
     offsets: Array
 
+    def __repr__(self) -> str:
+        """In one line, without the examples."""
+        return f"Part({self.clients} clients, {len(self.y)} examples of shape {tuple(self.x.shape[1:])})"
+
     @property
     def clients(self) -> int:
         return len(self.offsets) - 1
@@ -86,6 +90,11 @@ class Federation:
     train: Part
     test: Part
     classes: int
+
+    def __repr__(self) -> str:
+        """In one line, without the examples."""
+        examples = f"{len(self.train.y)} + {len(self.test.y)} examples of shape {self.shape}"
+        return f"Federation({self.name!r}, {self.clients} clients, {examples}, {self.classes} classes)"
 
     @property
     def clients(self) -> int:
@@ -153,21 +162,19 @@ def match(counts: Array, labels: Array, generator: np.random.Generator) -> Array
 
 
 def from_clients(
-    train: Sequence[tuple[Any, Any]],
-    test: tuple[Any, Any] | Sequence[tuple[Any, Any]],
+    train: Iterable[tuple[Any, Any] | None],
+    test: tuple[Any, Any] | Iterable[tuple[Any, Any] | None],
     *,
     classes: int | None = None,
     name: str = "own",
 ) -> Federation:
-    """A federation from your own data: a list of (x, y) pairs, tensors or arrays, one pair a client.
+    """A federation from your own data: a list of (x, y) pairs, tensors or arrays, one pair a client; None is a client without data.
 
     `test` is one (x, y) pair that all share, or a list with one pair a client. `classes` defaults to the largest
     integer label + 1; real-valued targets have none.
     """
-    if not train:
-        raise BadInput("train is empty: give one (x, y) pair for each client")
-    packed = _concat(train, "train")
-    packed_test = _concat([test] if isinstance(test, tuple) else test, "test")
+    packed = _concat(_pairs(train, "train"), "train")
+    packed_test = _concat([test] if isinstance(test, tuple) else _pairs(test, "test"), "test")
     if packed_test.clients not in (1, packed.clients):
         raise BadInput(f"test has {packed_test.clients} pairs and train {packed.clients}: give one that all share, or one for each client")
     if packed_test.x.shape[1:] != packed.x.shape[1:]:
@@ -177,16 +184,69 @@ def from_clients(
     return Federation(name, packed, packed_test, classes)
 
 
-def _concat(pairs: Sequence[tuple[Any, Any]], part: str) -> Part:
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    for client, (x, y) in enumerate(pairs):
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
-        if len(x) != len(y):
-            raise BadInput(f"{part} client {client} has {len(x)} examples but {len(y)} targets")
-        if xs and x.shape[1:] != xs[0].shape[1:]:
-            raise BadInput(f"{part} client {client} has examples of shape {tuple(x.shape[1:])}, client 0 of {tuple(xs[0].shape[1:])}")
-        xs.append(x.float() if x.is_floating_point() else x)
-        ys.append(y.float() if y.is_floating_point() else y.long())
-    offsets = np.concatenate([[0], np.cumsum([len(y) for y in ys])]).astype(np.int64)
-    return Part(torch.cat(xs), torch.cat(ys), offsets)
+def _pairs(given: Any, part: str) -> list[Any]:
+    """One thing for each client, which should be a pair."""
+    takes = "give a list with one (x, y) pair for each client" + (", or one pair (a tuple) that all share" if part == "test" else "")
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+        raise BadInput(f"{part} is {'None' if given is None else f'a {type(given).__name__}'}: {takes}")
+    pairs = list(given)
+    if not pairs:
+        raise BadInput(f"{part} is empty: {takes}")
+    if len(pairs) == 2 and not any(isinstance(pair, list | tuple | None) for pair in pairs):
+        raise BadInput(f"{part} is one pair in the place of a list: {takes}")
+    return pairs
+
+
+def _concat(pairs: Sequence[Any], part: str) -> Part:
+    """All clients' pairs one after the other. One without examples has no shape to agree on."""
+    sizes: list[int] = []
+    held: list[tuple[int, Tensor, Tensor]] = []
+    for client, pair in enumerate(pairs):
+        x, y = _tensors(pair, part if part == "test" and len(pairs) == 1 else f"{part} client {client}")
+        sizes.append(len(y))
+        if not len(y):
+            continue
+        held.append((client, x.float() if x.is_floating_point() else x, y.float() if y.is_floating_point() else y.long()))
+        first, *like = held[0]
+        for what, mine, theirs in zip(("examples", "targets"), (x, y), like, strict=True):
+            if mine.shape[1:] != theirs.shape[1:]:
+                shapes = f"shape {tuple(mine.shape[1:])}, client {first} of {tuple(theirs.shape[1:])}"
+                raise BadInput(f"{part} client {client} has {what} of {shapes}")
+    if not held:
+        raise BadInput(f"{part} has no examples: all of its {len(sizes)} pairs are empty, and one client at least must have some")
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Part(torch.cat([x for _, x, _ in held]), torch.cat([y for _, _, y in held]), offsets)
+
+
+def _tensors(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
+    """A client's examples and targets, as many of each."""
+    if pair is None:
+        return torch.zeros(0), torch.zeros(0)
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        kind = f"{len(pair)} things" if isinstance(pair, list | tuple) else f"a {type(pair).__name__}"
+        raise BadInput(f"{whose} is {kind}: give a pair (x, y), or None if it has no data")
+    x, y = (_tensor(values, f"{whose}: {name}") for name, values in zip(("x", "y"), pair, strict=True))
+    if len(x) != len(y):
+        raise BadInput(f"{whose} has {len(x)} examples but {len(y)} targets")
+    return x, y
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if _texts(values):
+            raise BadInput(f"{what} is of texts: give numbers (classes are numbered from 0)") from error
+        raise BadInput(
+            f"{what} is no array of numbers ({str(error).splitlines()[0]}): give one row an example, all of one shape"
+        ) from error
+    if not tensor.dim():
+        raise BadInput(f"{what} is a single number: give one row an example")
+    return tensor
+
+
+def _texts(values: Any) -> bool:
+    """Whether there is a text in an array, or in lists however deep."""
+    if isinstance(values, np.ndarray):
+        return values.dtype.kind in "US" or (values.dtype.kind == "O" and any(isinstance(each, str) for each in values.flat))
+    return isinstance(values, str) or (isinstance(values, list | tuple) and any(map(_texts, values)))

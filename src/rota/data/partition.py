@@ -123,13 +123,15 @@ def high_low(
 
     The last `high` of the clients hold high_size examples each, the first ones low_size (uniform, both ends included): the
     same clients for every model, and with the defaults .1 of them hold .526 of the data. In turn, each client gets
-    int(labels * classes) labels, those with most examples left (ties at random), and its examples are dealt cyclically over
+    int(labels * classes) labels (at least one), those with most examples left (ties at random), and its examples are dealt cyclically over
     them, none twice. Each client is without data for this model with probability `missing`; S0's "10 % lack one of S
     models" is missing = .1 / S for each.
     """
     _check("high-low", clients=clients)
     for name, value in (("high", high), ("labels", labels), ("missing", missing)):
         _fraction("high-low", name, value)
+    if labels == 0:
+        raise BadInput("high-low: labels is 0, but it must be above 0: a client has one label at least")
     for name, (low, top) in (("low_size", low_size), ("high_size", high_size)):
         if not 1 <= low <= top:
             raise BadInput(f"high-low: {name} is ({low}, {top}), but it must be two whole numbers, the smaller first, from 1 on")

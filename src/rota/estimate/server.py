@@ -57,7 +57,7 @@ class Sgd:
     momentum: float = 0.0
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        if not self.momentum and self.lr >= 0:  # the same sum, without an optimiser's set-up; torch refuses a rate below 0
+        if not self.momentum:  # the same sum, without an optimiser's set-up
             return torch.add(params, update, alpha=-self.lr), {}
         return _step(torch.optim.SGD, params, update, state, **asdict(self))
 
