@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import math
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rota import cli
 from rota.errors import BadInput
 from rota.reproduce import REPRODUCTIONS, Chart, Line, Result, over_seeds, run, write_page
 from rota.reproduce.chart import svg, ticks
@@ -164,6 +167,38 @@ def test_names() -> None:
     assert all((function.__doc__ or "").strip() for function in REPRODUCTIONS.values())
     with pytest.raises(BadInput, match="did you mean 'gd-bound'"):
         run("gd-bond")
+
+
+@pytest.mark.parametrize("name", ["fedavg-table1", "kvib-theory", "kvib-femnist", "mmfl-table1"])
+def test_what_makes_no_sense_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    page = tmp_path / f"{name}.md"
+    page.write_text("a good page")
+    for minutes in ("-1", "nan"):
+        assert (
+            _refused(name, "--minutes", minutes, "--out", str(tmp_path)) == f"--minutes is {minutes}: give 0, which runs nothing, or more"
+        )
+    both = "leave out one of the two"
+    assert (
+        _refused(name, "--quick", "--only", "foo", "--out", str(tmp_path))
+        == f"--only is not for --quick, which has parts of its own: {both}"
+    )
+    assert _refused(name, "--quick", "--estimate", "--out", str(tmp_path)) == f"--estimate is not for --quick, which is short: {both}"
+    assert page.read_text() == "a good page"
+
+
+def _refused(*words: str) -> str:
+    """What the command complains of."""
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):
+        assert cli._status(["reproduce", *words]) == 2
+    return err.getvalue().removeprefix("rota: ").rstrip("\n")
+
+
+def test_from_python_it_is_refused_too() -> None:
+    with pytest.raises(BadInput, match="--only is not for --quick"):
+        run("mmfl-table1", quick=True, only="3-gvr")
+    with pytest.raises(BadInput, match="--minutes is -1"):
+        run("mmfl-table1", minutes=-1)
 
 
 @example([0.0, 5e-324])

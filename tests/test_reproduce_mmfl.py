@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import federation, linear
 from scipy import stats
 
 import rota
-from rota.data.federation import Federation
+from rota import data
+from rota.data.federation import Federation, Partition
 from rota.errors import BadInput
 from rota.plan import Task, shares
-from rota.reproduce import estimate, mmfl_page, run, write_page
-from rota.reproduce.mmfl_page import PAPER, TITLES, Cells, relative, report
+from rota.reproduce import Result, estimate, mmfl_page, run, write_page
+from rota.reproduce.chart import COLOURS
+from rota.reproduce.mmfl_page import PAPER, TITLES, Cells, relative, three_digits
+from rota.sampling.mmfl import Assigning
 
 table1 = importlib.import_module("rota.reproduce.mmfl_table1")  # the package has a function of that name
 
@@ -40,7 +45,43 @@ def test_the_cells() -> None:
     assert set(PAPER) == set(table1.SETTINGS)
     assert all(set(PAPER[setting]) <= set(TITLES) for setting in PAPER)
     assert len({part.cell for part in table1.parts()}) == 30
-    assert sum("-seed" in line for line in estimate("mmfl-table1")) == len(table1.parts()) == 150
+    assert len(table1.parts()) == 150
+
+
+def test_the_estimate_has_a_line_for_a_setting_and_method_with_what_is_left(tmp_path: Path) -> None:
+    lines = estimate("mmfl-table1", out=tmp_path)
+    assert len(lines) == 30 + 2
+    assert lines[0].split()[:3] == ["3-full", "5", "runs"]
+    assert "150 runs of 150 rounds are not finished" in lines[-1]
+    (tmp_path / "mmfl-table1").mkdir()
+    for seed in range(5):
+        (tmp_path / "mmfl-table1" / f"5-full-seed{seed}.json").touch()
+    (tmp_path / "mmfl-table1" / "5-mifa-seed2.json").touch()
+    lines = estimate("mmfl-table1", "5", tmp_path)
+    left = {line.split()[0]: int(line.split()[1]) for line in lines[:-2]}
+    assert left == {f"5-{method}": 4 if method == "mifa" else 5 for method in TITLES if method != "full"}
+    took = {line.split()[0]: float(line.split()[3]) for line in lines[:-2]}
+    assert took["5-gvr"] > 5 * took["5-random"], "in which all clients train"
+    assert estimate("mmfl-table1", "5-full", tmp_path) == ["all runs are finished"]
+
+
+def test_the_methods_in_which_all_train() -> None:
+    costs = {method: policies((1,))[0].costs for method, policies in table1.METHODS.items()}
+    assert set(table1.ALL_TRAIN) == {
+        method for method, words in costs.items() if words in ("every client trains", "every client trains every model")
+    }
+
+
+def test_options_are_those_of_the_policies() -> None:
+    methods = table1.about().methods
+    assert list(methods) == list(TITLES)
+    assert methods["fedfair"] == ("`fedfair`: alpha 3.0", "`unbiased`")
+    assert methods["stale-vre"] == ("`mmfl-vre`: mix 0.1", "`stale-vre`: start 0.9")
+    assert methods["fedstale"] == ("`mmfl-random`", "`fedstale`: beta 0.8")
+    assert methods["kvib"][0] == "`mmfl-kvib`: theta by its rule, gamma by its rule, per_rate on"
+    assert table1.options(rota.sampling.KVibPairs(theta=0.25), rota.sampling.SAMPLERS).startswith("`mmfl-kvib`: theta 0.25,")
+    assert table1.about().single == ["round-robin", "round-robin-server", "fedfair"]
+    assert not any(hasattr(table1.METHODS[method]((1,))[0], "processors") for method in table1.about().single)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +123,10 @@ def test_a_client_lacks_one_model_at_most() -> None:
 
 
 def test_held_out_examples_are_the_first() -> None:
-    data: Federation = federation([4, 4])
-    kept = table1.held_out(data).test
+    whole: Federation = federation([4, 4])
+    kept = table1.held_out(whole).test
     assert len(kept.y) == 42
-    assert (kept.x == data.test.x[18:]).all()
+    assert (kept.x == whole.test.x[18:]).all()
 
 
 @pytest.mark.usefixtures("tiny")
@@ -145,6 +186,12 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 # --- the page, from made-up runs
 
 
+def report(cells: Cells, quick: bool = False) -> Result:
+    """The page of runs that are all there are."""
+    runs = [(name.partition("-")[0], name.partition("-")[2], seed) for name, each in cells.items() for seed in each]
+    return mmfl_page.report(cells, replace(table1.about(quick), runs=runs))
+
+
 def found(**cells: list[float]) -> Cells:
     return {
         f"3-{method.replace('_', '-')}": {
@@ -167,12 +214,11 @@ def found(**cells: list[float]) -> Cells:
 def test_accuracy_is_relative_to_the_same_seed() -> None:
     some = found(full=[0.8, 0.5], random=[0.4, 0.4, 0.3])
     assert relative(some, "3", "random") == pytest.approx([0.5, 0.8])
-    row = next(row for row in report(some, 30, False).rows if "Random" in row["quantity"])
+    row = next(row for row in report(some).rows if "Random" in row["quantity"])
     assert (row["paper"], row["measured"], row["seeds"]) == (0.778, pytest.approx(0.65), 2)
     assert (row["low"], row["high"]) == pytest.approx((0.5, 0.8))
-    low, high = stats.t.interval(0.95, 1, 0.65, stats.sem([0.5, 0.8]))
-    assert f"| Random | 0.778 | 0.650 ({low:.3f}" in report(some, 30, False).text
-    assert f" to {high:.3f}" in report(some, 30, False).text
+    between = stats.t.interval(0.95, 1, 0.65, stats.sem([0.5, 0.8]))
+    assert "| Random | 0.778 | 0.650 ({:.3f} to {:.3f}) |".format(*between) in report(some).text
 
 
 @pytest.mark.parametrize(("gvr", "lvr", "held"), [(0.7, 0.6, True), (0.45, 0.6, False), (0.7, 0.45, False), (0.76, 0.6, False)])
@@ -180,29 +226,187 @@ def test_the_sources_order(gvr: float, lvr: float, held: bool) -> None:
     some = found(full=[0.8], gvr_star=[0.75], stale_vr=[0.75], gvr=[gvr], lvr=[lvr], random=[0.5])
     assert all(mmfl_page._order(some, "3").values()) is held
     assert len(mmfl_page._order(some, "3")) == 8
+    held_by = sum(mmfl_page._order(some, "3").values())
+    assert f"Of 8 claims on the order of the source's methods {held_by} hold;" in report(some).text
+
+
+@pytest.mark.parametrize("star", [0.75, 0.85])
+def test_full_participation_is_1_by_definition(star: float) -> None:
+    claims = mmfl_page._order(found(full=[0.8], gvr_star=[star]), "3")
+    assert claims == {f"3 tasks: MMFL-GVR*, {star / 0.8:.3f}, stays below 1, which is full participation": star < 0.8}
 
 
 def test_methods_are_compared_by_the_seeds_that_both_have() -> None:
     some = found(full=[1.0, 1.0], gvr=[0.8], random=[0.85, 0.5, 0.1])
-    assert mmfl_page._order(some, "3") == {"3 tasks: MMFL-GVR, 0.800, is above Random, 0.850": False}
-    assert "| Random | 0.778 | 0.675 (" in report(some, 30, False).text
-    assert "| 67.5% | 67.5% |" in report(some, 30, False).text, "of the seeds that full participation has"
+    claim = "3 tasks: MMFL-GVR, 0.800, is above Random, 0.850 (over the seed that both have)"
+    assert mmfl_page._order(some, "3") == {claim: False}
+    text = report(some).text
+    between = stats.t.interval(0.95, 1, 0.675, stats.sem([0.85, 0.5]))
+    assert "| Random | 0.778 | 0.675 ({:.3f} to {:.3f}) |".format(*between) in text
+    assert "| Random | 67.5% |" in text, "of the seeds that full participation has"
+    assert "| MMFL-GVR | 0.893 | 0.800, 1 seed |" in text
+    same = found(full=[1.0, 1.0], gvr=[0.8, 0.9], random=[0.5, 0.5])
+    assert mmfl_page._order(same, "3") == {"3 tasks: MMFL-GVR, 0.850, is above Random, 0.500": True}
+
+
+def test_missing_runs_are_named_at_the_top() -> None:
+    some = found(full=[0.8, 0.8], gvr_star=[0.75], random=[0.5, 0.5])
+    runs = [("3", method, seed) for method in ("full", "gvr-star", "random") for seed in range(2)]
+    result = mmfl_page.report(some, replace(table1.about(), runs=runs))
+    words = "**1 of 6 runs are missing**: MMFL-GVR* with 3 tasks, seed 1. These rows have fewer seeds."
+    assert words in result.text[: result.text.index("## ")]
+    assert result.checks["all runs are finished (5 of 6)"] is False
+    assert "missing" not in report(some).text
+    assert "**145 of 150 runs are missing**.\n" in mmfl_page.report(some, table1.about()).text, "not 30 names"
 
 
 def test_the_page_lists_methods_by_accuracy() -> None:
-    text = report(found(full=[0.8], random=[0.4], gvr=[0.6]), 15, False).text
+    text = report(found(full=[0.8], random=[0.4], gvr=[0.6])).text
     assert text.index("| Full participation |") < text.index("| MMFL-GVR |") < text.index("| Random |")
-    assert "| 1 GiB | 1 h | 1 MiB |" in text
+    assert "| 1.00 GiB | 1.00 h | 1.00 MiB |" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (2250.3, "2,250"),
+        (1154.8, "1,150"),
+        (64.91, "64.9"),
+        (0.3581, "0.358"),
+        (0.00784, "0.00784"),
+        (9.996, "10.0"),
+        (1, "1.00"),
+        (0, "0"),
+    ],
+)
+def test_three_digits(value: float, words: str) -> None:
+    assert three_digits(value) == words
+
+
+def test_short_times_are_minutes() -> None:
+    some = found(full=[0.8], random=[0.4])
+    some["3-random"][0]["client_seconds"] = 48.0
+    assert "| 1.00 GiB | 0.800 min | 1.00 MiB |" in report(some).text
+
+
+def test_every_models_accuracy_is_on_the_page() -> None:
+    some = found(full=[0.8, 0.8], random=[0.4, 0.4])
+    for seed, (a, b) in enumerate([(0.3, 0.5), (0.5, 0.3)]):
+        some["3-random"][seed]["models"] = {"a": a, "b": b + 0.02}
+    text = report(some).text
+    assert "| method | mean | a | b |" in text
+    assert "| Random | 40.0% | **40.0%** | 42.0% |" in text
 
 
 def test_pairs_in_another_order_than_the_sources() -> None:
-    some = found(full=[0.8, 0.8], gvr=[0.7, 0.7], lvr=[0.6, 0.601], random=[0.5, 0.6], fedvarp=[0.55, 0.56])
-    text = report(some, 10, False).text
-    assert "- source: MMFL-LVR above MMFL-GVR, 0.912 against 0.893; here below it by 9.95 (9.31 to 10.6) points\n" in text
-    assert "- source: Random above FedVARP, 0.778 against 0.712; here below it by 0.5 (" in text
+    some = found(full=[0.8, 0.4], gvr=[0.72, 0.36], lvr=[0.6, 0.304], random=[0.5, 0.3], fedvarp=[0.51, 0.3])
+    text = report(some).text
+    low, high = stats.t.interval(0.95, 1, 0.145, stats.sem([0.15, 0.14]))
+    words = f"- MMFL-LVR is above MMFL-GVR by 0.019 in the source, here below it by 0.145 (95 %: {low:.3f} to {high:.3f})\n"
+    assert words in text, "both are relative accuracies"
+    assert "- Random is above FedVARP by 0.066 in the source, here below it by 0.006 (" in text
     assert text.count("which may be chance") == 1
-    assert text.count("- source:") == 2
-    assert "another order" not in report(found(full=[0.8, 0.8], lvr=[0.7, 0.7], gvr=[0.6, 0.6]), 10, False).text
+    assert text.count("in the source, here") == 2
+    assert "another order" not in report(found(full=[0.8, 0.8], lvr=[0.7, 0.7], gvr=[0.6, 0.6])).text
+
+
+def test_pairs_say_over_which_seeds() -> None:
+    some = found(full=[0.8, 0.8, 0.8], gvr=[0.7, 0.7], lvr=[0.6, 0.601, 0.79])
+    words = "MMFL-LVR is above MMFL-GVR by 0.019 in the source, here below it by 0.124 ("
+    line = next(line for line in report(some).text.splitlines() if words in line)
+    assert line.endswith(" (over the 2 seeds that both have)")
+
+
+def test_what_kvib_costs() -> None:
+    some = found(full=[1.0] * 3, kvib=[0.7, 0.71, 0.7], lvr=[0.9, 0.91, 0.9], stale_vre=[0.7, 0.7, 0.72], random=[0.5, 0.51, 0.52])
+    for each in some["3-kvib"].values():
+        each["bytes"] = 2**28
+    text = report(some).text
+    assert "In accuracy it is above Random, below MMFL-LVR, not told apart from StaleVRE with 3 tasks (by the 95 % intervals)." in text
+    assert "that is up to 0.58 with 3 tasks." in text
+    assert "| 3 | MMFL-LVR | -0.200 (95 %: -0.200 to -0.200) | 0.250 | 1.00 | 1.00 |" in text
+    assert "## MMFL-KVib" not in report(found(full=[1.0], lvr=[0.9])).text
+    pairs, rounds = 3 * table1.CLIENTS, table1.ROUNDS
+    state = rota.sampling.KVibPairs(table1.BUDGET).init(np.full((3, table1.CLIENTS), 1 / pairs), rounds)
+    assert float(state["theta"][0]) == pytest.approx(0.58, abs=0.005)
+
+
+def test_the_chart_shows_those_that_draw_by_what_they_know() -> None:
+    everything = found(**{method.replace("-", "_"): [0.5] for method in TITLES})
+    chart = report(everything).charts[0]
+    knowing = {TITLES[method] for method, policies in table1.METHODS.items() if isinstance(policies((1,))[0], Assigning)}
+    assert {line.name for line in chart.lines} == knowing | {"Full participation", "Random"}
+    assert "StaleVRE" in knowing
+    assert len({(line.colour % len(COLOURS), line.dashed) for line in chart.lines}) == len(chart.lines), "told apart"
+
+
+def test_the_short_version_says_its_own_numbers_and_no_verdicts() -> None:
+    some = found(full=[0.8], random=[0.4], gvr_star=[0.6], kvib=[0.5])
+    result = report(some, quick=True)
+    assert "short version" in result.text
+    assert "over 24 clients, by 12 draws a round, for 6 rounds" in result.text
+    assert "means over the last 3 rounds" in result.text
+    assert "the last 7% of the test examples" in result.text
+    assert result.checks == {}
+    assert all(row["paper"] is None for row in result.rows)
+    for word in ("120", "150 rounds", "EMNIST", "0.778", "0.960", "| source |", "claims", "reason"):
+        assert word not in result.text, word
+    for word in ("over 120 clients, by 12 draws a round, for 150 rounds", "EMNIST", "| MMFL-GVR* | 0.960 |", "last 21 rounds"):
+        assert word in report(some).text, word
+
+
+def test_the_page_says_what_was_trained() -> None:
+    (fashion,) = table1.about().tasks["3"]
+    assert fashion[:2] == ["fashion-1, fashion-2, fashion-3", "Fashion-MNIST"]
+    assert fashion[2].startswith("10% of the clients have 90 to 150 examples, the others 9 to 15")
+    assert fashion[3:6] == ["CNN (`mmfl_cnn`)", "1,630,090", "0.01"]
+    _, cifar, writers, roles = table1.about().tasks["5"]
+    assert "the others 12 to 15" in cifar[2]
+    assert (writers[2], roles[2]) == ("the data's own: the first 120 writers", "the data's own: the first 120 roles")
+    assert [row[-1] for row in (cifar, writers, roles)] == [*["the last 70% of the test examples"] * 2, "all test examples"]
+    assert "| shakespeare | Shakespeare by role |" not in report(found(full=[0.8])).text, "of the settings that were run"
+
+
+def is_described(setting: str, tasks: list[Task]) -> None:
+    """The tasks are what the page's table says."""
+    assert [task.name for task in tasks] == list(table1.KINDS[setting])
+    rows = {name: row for row in table1.about().tasks[setting] for name in row[0].split(", ")}
+    for task in tasks:
+        kind = table1.KINDS[setting][task.name]
+        assert (task.model, task.lr, task.batch, task.epochs) == (kind.model, kind.lr, kind.batch, kind.epochs)
+        assert (task.optimizer, task.momentum, task.weight_decay, task.lr_decay, task.steps) == ("sgd", 0, 0, 1, None)
+        assert rows[task.name][4] == f"{sum(weight.numel() for weight in task.build().parameters()):,}"
+        sizes = task.data.train.sizes
+        assert task.data.clients == table1.CLIENTS
+        assert kind.batch is None or sizes.max() <= kind.batch
+        if kind.sizes:
+            (low, some), (many, most) = kind.sizes
+            assert ((sizes[:108] >= low) & (sizes[:108] <= some)).all()
+            assert ((sizes[108:] >= many) & (sizes[108:] <= most)).all()
+            assert (task.data.train.label_counts(10) > 0).sum(axis=1).max() <= 3
+
+
+def stand_in(partition: Partition, seed: int) -> Federation:
+    """Fashion-MNIST's labels with images of CIFAR-10's shape."""
+    whole = data.fashion_mnist(partition, seed=seed)
+    blank = {
+        name: replace(part, x=torch.zeros(1).expand(len(part.y), 3, 32, 32))
+        for name, part in {"train": whole.train, "test": whole.test}.items()
+    }
+    return replace(whole, **blank)
+
+
+@pytest.mark.data
+@pytest.mark.skipif(
+    not all(map(data.at_hand, ("fashion-mnist", "mnist-writers", "shakespeare"))), reason="the files are not on this machine"
+)
+def test_the_page_describes_the_five_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not data.at_hand("cifar10"):
+        monkeypatch.setattr(data, "cifar10", stand_in)
+    tasks = table1.five(table1.CLIENTS, 0)
+    is_described("5", tasks)
+    assert [len(task.data.test.y) for task in tasks][:4] == [7000] * 4
+    assert len(tasks[4].data.test.y) == len(data.shakespeare(table1.ROLES.partition(table1.CLIENTS)).test.y), "not cut"
 
 
 @pytest.mark.data
@@ -216,3 +420,4 @@ def test_the_fashion_tasks_are_s0s() -> None:
     assert all((task.data.train.label_counts(10) > 0).sum(axis=1).max() <= 3 for task in tasks)
     assert len({tuple(task.data.train.label_counts(10)[0]) for task in tasks}) > 1
     assert all(len(task.data.test.y) == 7000 for task in tasks)
+    is_described("3", tasks)

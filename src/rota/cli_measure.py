@@ -44,9 +44,9 @@ def reproduce(
         _list(reproduce.names(), as_json)
         return
     options = {"only": only, "minutes": minutes, "device": device, "precision": precision}
-    reproduce.check(name, options)
+    reproduce.check(name, options, quick)
     if estimate:
-        for line in reproduce.estimate(name, only):
+        for line in reproduce.estimate(name, only, out, quick):
             print_line(line)
         return
     try:

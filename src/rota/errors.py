@@ -14,7 +14,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     """A hint to put behind an "unknown ..." sentence: the known words that are nearest, or the list of them.
 
     Nearest are those that have the word as a part between dashes ("gvr": mmfl-gvr), then one that is spelt much like it, then those that
-    begin with its first part ("mmfl-best": mmfl-gvr, mmfl-kvib ...).
+    begin with its first part ("mmfl-best": mmfl-gvr, mmfl-kvib ...), then one that is spelt a little like it.
     """
     word, known = str(word), sorted(known)
     first = word.partition("-")[0]
@@ -22,6 +22,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
         [each for each in known if word in each.split("-")]
         or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
         or [each for each in known if first and each.startswith(f"{first}-")]
+        or difflib.get_close_matches(word, known, n=1)
     )
     *others, last = [f"'{each}'" for each in near] or [""]
     return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else f"known: {', '.join(known)}"

@@ -48,13 +48,13 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
 A function may take, by name, `out` (the folder of its results, where it can keep finished parts), `say` (for lines of progress), and any of
 the options `only`, `minutes`, `device` and `precision`.
 """
-ESTIMATES: dict[str, Callable[[str | None], list[str]]] = {
+ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "fedavg-table1": fedavg_cells.estimate,
     "kvib-theory": kvib_estimate,
     "kvib-femnist": femnist_estimate,
     "mmfl-table1": mmfl_estimate,
 }
-"""Name -> function of `only` that says in lines how much work it is."""
+"""Name -> function of `only` that says in lines how much work it is. It may take `out`, and leave away what is finished there."""
 
 
 def names() -> dict[str, str]:
@@ -62,26 +62,34 @@ def names() -> dict[str, str]:
     return {name: (inspect.getdoc(function) or "").partition("\n")[0] for name, function in REPRODUCTIONS.items()}
 
 
-def check(name: str, options: dict[str, Any]) -> None:
-    """Refuse an unknown reproduction, and options that it does not take (None: not given)."""
+def check(name: str, options: dict[str, Any], quick: bool = False) -> None:
+    """Refuse an unknown reproduction, options that it does not take (None: not given), and what makes no sense."""
     if name not in REPRODUCTIONS:
         raise BadInput(f"unknown reproduction '{name}': {did_you_mean(name, REPRODUCTIONS)}")
     for option, value in options.items():
         if value is not None and not _takes(name, option):
             raise BadInput(f"--{option} is not for {name}: leave it out")
+    if quick and options.get("only") is not None:
+        raise BadInput("--only is not for --quick, which has parts of its own: leave out one of the two")
+    minutes = options.get("minutes")
+    if minutes is not None and not minutes >= 0:
+        raise BadInput(f"--minutes is {minutes:g}: give 0, which runs nothing, or more")
 
 
-def estimate(name: str, only: str | None = None) -> list[str]:
-    """How much work a reproduction is, as lines."""
+def estimate(name: str, only: str | None = None, out: Path | None = None, quick: bool = False) -> list[str]:
+    """How much work a reproduction is, as lines; where it can tell, without what `out` has already."""
     check(name, {})
     if name not in ESTIMATES:
         raise BadInput(f"--estimate is not for {name}, which is short: leave it out")
-    return ESTIMATES[name](only)
+    if quick:
+        raise BadInput("--estimate is not for --quick, which is short: leave out one of the two")
+    function = ESTIMATES[name]
+    return function(only, out) if "out" in inspect.signature(function).parameters else function(only)
 
 
 def run(name: str, quick: bool = False, out: Path | None = None, say: Callable[[str], None] | None = None, **options: Any) -> Result:
     """Run one reproduction by name; `options` are those that it takes (None: not given)."""
-    check(name, options)
+    check(name, options, quick)
     given = {"out": out, "say": say, **options}
     return REPRODUCTIONS[name](quick, **{key: value for key, value in given.items() if value is not None and _takes(name, key)})
 

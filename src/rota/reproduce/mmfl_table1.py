@@ -7,28 +7,36 @@ through all methods, so that what is there can be compared at any time.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import rota
 from rota import data, models, plan, rng
-from rota.data.federation import Array, Federation, Part
+from rota.data.federation import Array, Federation, Part, Partition
 from rota.data.partition import high_low, natural
 from rota.engine import Engine, make
-from rota.estimate import Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
+from rota.estimate import ESTIMATORS, Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
+from rota.estimate.server import Sgd
 from rota.loop import Experiment, begin, play
 from rota.plan import Task
-from rota.reproduce.mmfl_page import report
-from rota.reproduce.parts import Found, chosen, in_time, start, work
+from rota.reproduce.mmfl_page import About, report
+from rota.reproduce.parts import Found, chosen, in_time, left, start, work
 from rota.reproduce.result import Result
-from rota.sampling import FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
+from rota.sampling import SAMPLERS, FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
+from rota.sampling.mmfl import Assigning
 
 CLIENTS, BUDGET, ROUNDS, SEEDS = 120, 12, 150, 5
+HELD_OUT, QUICK_HELD_OUT = 0.3, 0.9
+"""The part of the test examples that S0 keeps for validation, and the part of the rest that the short version leaves away."""
+HIGH, LABELS = 0.1, 0.3
+"""The part of the clients that has much data, and of the labels that a client has, where S0 splits the data."""
 LAST = 21
 """The rounds at the end over which S0 takes the mean of the accuracy."""
 EVERY = 5
@@ -56,6 +64,55 @@ METHODS: dict[str, Policies] = {
 """A sampler and an estimator each, from the clients' processors."""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a task trains, as far as that is known without its data's files."""
+
+    data: str
+    network: str
+    model: Callable[..., nn.Module]
+    lr: float
+    sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """The least and the most examples of most clients, and of the few that have much data (S0's split)."""
+    owners: str = ""
+    """Or who the clients are in the data."""
+    batch: int | None = None
+    epochs: int = 5
+    held_out: float = HELD_OUT
+
+    def partition(self, clients: int) -> Partition:
+        return high_low(clients, HIGH, *self.sizes, LABELS) if self.sizes else natural(limit=clients)
+
+    def task(self, federation: Federation, name: str) -> Task:
+        federation = held_out(federation, self.held_out) if self.held_out else federation
+        return Task(self.model, federation, lr=self.lr, batch=self.batch, epochs=self.epochs, name=name)
+
+    def words(self, clients: int, quick: bool) -> list[str]:
+        """Data, split, network, parameters, learning rate, local work, and what it is tested on."""
+        with torch.device("meta"):  # no weights are drawn
+            parameters = sum(weight.numel() for weight in self.model().parameters())
+        if self.sizes:
+            (low, some), (many, most) = self.sizes
+            split = f"{HIGH:.0%} of the clients have {many} to {most} examples, the others {low} to {some}; {LABELS:.0%} of the labels each"
+        else:
+            split = f"the data's own: the first {clients} {self.owners}"
+        work = f"{self.epochs} steps on all examples" + (f" (batches of {self.batch}, and nobody has more)" if self.batch else "")
+        tested = (1 - self.held_out) * (1 - QUICK_HELD_OUT if quick else 1)
+        test = "all test examples" if tested == 1 else f"the last {tested:.0%} of the test examples"
+        return [self.data, split, f"{self.network} (`{self.model.__name__}`)", f"{parameters:,}", f"{self.lr:g}", work, test]
+
+
+FASHION = Kind("Fashion-MNIST", "CNN", models.mmfl_cnn, lr=0.01, sizes=((9, 15), (90, 150)))
+CIFAR = Kind("CIFAR-10", "pre-activation ResNet-18", models.preact_resnet18, lr=0.1, sizes=((12, 15), (120, 150)))
+WRITERS = Kind("MNIST by writer", "CNN", models.mmfl_cnn, lr=0.01, owners="writers")
+ROLES = Kind("Shakespeare by role", "LSTM, two layers", models.mmfl_lstm, lr=1.4, owners="roles", batch=500, held_out=0.0)
+KINDS = {
+    "3": {"fashion-1": FASHION, "fashion-2": FASHION, "fashion-3": FASHION},
+    "5": {"fashion-1": FASHION, "fashion-2": FASHION, "cifar10": CIFAR, "mnist-writers": WRITERS, "shakespeare": ROLES},
+}
+"""The tasks of each setting."""
+
+
 def three(clients: int, seed: int) -> list[Task]:
     """Three times Fashion-MNIST, with other labels for the clients each time."""
     return [fashion(clients, seed, s) for s in range(3)]
@@ -63,28 +120,24 @@ def three(clients: int, seed: int) -> list[Task]:
 
 def five(clients: int, seed: int) -> list[Task]:
     """Two times Fashion-MNIST, CIFAR-10, MNIST by writer (in the place of EMNIST) and Shakespeare by role."""
-    cifar = data.cifar10(high_low(clients, low_size=(12, 15), high_size=(120, 150)), seed=100 * seed + 2)
-    writers = data.mnist_writers(natural(limit=clients), seed=seed)
-    roles = data.shakespeare(natural(limit=clients), seed=seed)
     return [
         *(fashion(clients, seed, s) for s in range(2)),
-        Task(models.preact_resnet18, held_out(cifar), lr=0.1, batch=None, epochs=5, name="cifar10"),
-        Task(models.mmfl_cnn, held_out(writers), lr=0.01, batch=None, epochs=5, name="mnist-writers"),
-        Task(models.mmfl_lstm, roles, lr=1.4, batch=500, epochs=5, name="shakespeare"),
+        CIFAR.task(data.cifar10(CIFAR.partition(clients), seed=100 * seed + 2), "cifar10"),
+        WRITERS.task(data.mnist_writers(WRITERS.partition(clients), seed=seed), "mnist-writers"),
+        ROLES.task(data.shakespeare(ROLES.partition(clients), seed=seed), "shakespeare"),
     ]
 
 
 def fashion(clients: int, seed: int, s: int) -> Task:
     """The s-th Fashion-MNIST task: S0's data split, five steps on all of a client's examples."""
-    federation = held_out(data.fashion_mnist(high_low(clients), seed=100 * seed + s))
-    return Task(models.mmfl_cnn, federation, lr=0.01, batch=None, epochs=5, name=f"fashion-{s + 1}")
+    return FASHION.task(data.fashion_mnist(FASHION.partition(clients), seed=100 * seed + s), f"fashion-{s + 1}")
 
 
 SETTINGS: dict[str, Callable[[int, int], list[Task]]] = {"3": three, "5": five}
 
 
-def held_out(federation: Federation, out: float = 0.3) -> Federation:
-    """The test examples without the first 30 %, which S0 keeps for validation."""
+def held_out(federation: Federation, out: float = HELD_OUT) -> Federation:
+    """The test examples without the first ones, which S0 keeps for validation."""
     test, first = federation.test, int(out * len(federation.test.y))
     return replace(federation, test=Part(test.x[first:], test.y[first:], np.array([0, len(test.y) - first])))
 
@@ -136,21 +189,26 @@ def parts(quick: bool = False) -> list[Work]:
     return [Work(setting, method, seed) for setting in SETTINGS for seed in range(SEEDS) for method in METHODS]
 
 
-SECONDS = {"3": {"cuda": 8.0, "cpu": 400.0}, "5": {"cuda": 48.0, "cpu": 6000.0}}
-"""What a run takes, roughly, on one H200 and on two cores, to plan by; for five tasks the mean of methods in which all clients train, about
-125, and of others, 20, of an H200 that several runs share, and on two cores a guess."""
+ALL_TRAIN = ("full", "gvr", "gvr-star", "stale-vr")
+"""The methods in which every client trains in every round."""
+SECONDS = {"3": {"cuda": (13.0, 6.0), "cpu": (650.0, 300.0)}, "5": {"cuda": (125.0, 20.0), "cpu": (15600.0, 2500.0)}}
+"""What a run takes, roughly, if all clients train and if not, on one H200 that several runs share and on two cores, to plan by; for five
+tasks on two cores it is a guess."""
 
 
-def estimate(only: str | None = None) -> list[str]:
-    """How much work the parts are, as lines."""
-    some = chosen(only, parts())
-    lines = [f"{part.name:32}{SECONDS[part.setting]['cuda']:6.0f} s of one H200" for part in some]
-    gpu, cpu = (sum(SECONDS[part.setting][device] for part in some) for device in ("cuda", "cpu"))
-    return [
-        *lines,
-        "",
-        f"{len(some)} runs of {ROUNDS} rounds: roughly {gpu / 60:.0f} minutes of one H200, or {cpu / 3600:.0f} hours of two cores",
+def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
+    """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
+    some = left(out / "mmfl-table1" if out else None, chosen(only, parts()))
+    runs = Counter((part.setting, part.method) for part in some)
+    gpu, cpu = (
+        {cell: number * SECONDS[cell[0]][device][cell[1] not in ALL_TRAIN] for cell, number in runs.items()} for device in ("cuda", "cpu")
+    )
+    lines = [
+        f"{'-'.join(cell):24}{number:3} run{'s' if number > 1 else ' '}{gpu[cell]:8,.0f} s of one H200" for cell, number in runs.items()
     ]
+    hours = f"roughly {sum(gpu.values()) / 60:.0f} minutes of one H200, or {sum(cpu.values()) / 3600:.0f} hours of two cores"
+    total = f"{len(some)} runs of {ROUNDS} rounds are not finished yet: {hours}" if some else "all runs are finished"
+    return [*lines, *([""] if lines else []), total]
 
 
 def mmfl_table1(
@@ -186,7 +244,59 @@ def mmfl_table1(
     for part in everything:
         if part.name in job.found:
             cells.setdefault(part.cell, {})[part.seed] = job.found[part.name]
-    return report(cells, len(everything), quick)
+    return report(cells, about(quick))
+
+
+def about(quick: bool = False) -> About:
+    """What is run, for the page to say."""
+    clients, rounds = (QUICK_CLIENTS, QUICK_ROUNDS) if quick else (CLIENTS, ROUNDS)
+    everything = parts(quick)
+    settings, methods = (dict.fromkeys(words) for words in zip(*((part.setting, part.method) for part in everything), strict=True))
+    policies = {method: METHODS[method]((1,) * clients) for method in methods}
+    return About(
+        clients=clients,
+        budget=BUDGET,
+        rounds=rounds,
+        last=last(rounds),
+        server=Sgd().lr,
+        tasks={setting: tasks(setting, clients, quick) for setting in settings},
+        methods={method: (options(sampler, SAMPLERS), options(estimator, ESTIMATORS)) for method, (sampler, estimator) in policies.items()},
+        drawn=[method for method, (sampler, _) in policies.items() if isinstance(sampler, Assigning)],
+        single=[method for method, (sampler, _) in policies.items() if isinstance(sampler, RoundRobin | RoundRobinServer | FedFair)],
+        runs=[(part.setting, part.method, part.seed) for part in everything],
+        quick=quick,
+    )
+
+
+def tasks(setting: str, clients: int, quick: bool) -> list[list[str]]:
+    """A setting's tasks in words, those of a kind together."""
+    kinds: dict[Kind, list[str]] = {}
+    for name, kind in KINDS[setting].items():
+        kinds.setdefault(kind, []).append(name)
+    return [[", ".join(names), *kind.words(clients, quick)] for kind, names in kinds.items()]
+
+
+SHARED = {field.name for field in fields(Assigning)} | {"memory"}
+"""Options that are the same for all methods, or change no number."""
+
+
+def options(policy: Sampler | Estimator, table: dict[str, Any]) -> str:
+    """A sampler's or estimator's name and its own options."""
+    name = next(name for name, each in table.items() if each is type(policy))
+    own = ((field.name, getattr(policy, field.name)) for field in fields(policy) if field.name not in SHARED)  # type: ignore[arg-type]
+    words = [f"{key} {_value(value)}" for key, value in own]
+    return f"`{name}`" + (f": {', '.join(words)}" if words else "")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "by its rule" if value is None else f"{value}"
+
+
+def last(rounds: int) -> int:
+    """The rounds at the end over which the mean is taken."""
+    return min(LAST, rounds // 2)
 
 
 class Track:
@@ -194,10 +304,10 @@ class Track:
 
     def __init__(self, setting: str, seed: int, device: str, precision: str, quick: bool = False) -> None:
         clients, self.rounds = (QUICK_CLIENTS, QUICK_ROUNDS) if quick else (CLIENTS, ROUNDS)
-        self.seed, self.last = seed, min(LAST, self.rounds // 2)
+        self.seed, self.last = seed, last(self.rounds)
         self.tasks = lacking(SETTINGS[setting](clients, seed), seed)
         if quick:
-            self.tasks = [replace(task, data=held_out(task.data, 0.9)) for task in self.tasks]
+            self.tasks = [replace(task, data=held_out(task.data, QUICK_HELD_OUT)) for task in self.tasks]
         self.processors = tuple(assign.mixed(plan.shares(self.tasks), seed).tolist())
         self.engine: Engine = make("auto", self.tasks, rota.Devices(), seed, device, precision)
 
@@ -214,11 +324,11 @@ class Track:
             server_bytes = max(server_bytes, line["server_bytes"])
             if state.round > self.rounds - self.last or state.round % EVERY == 0:
                 curve[state.round] = [score.accuracy for score in self.engine.evaluate(state.models)]
-        last = np.array([accuracies for t, accuracies in curve.items() if t > self.rounds - self.last])
+        end = np.array([accuracies for t, accuracies in curve.items() if t > self.rounds - self.last])
         kept = {t: each for t, each in curve.items() if t % EVERY == 0}
         return {
-            "accuracy": float(last.mean()),
-            "models": {name: float(value) for name, value in zip(experiment.names, last.mean(axis=0), strict=True)},
+            "accuracy": float(end.mean()),
+            "models": {name: float(value) for name, value in zip(experiment.names, end.mean(axis=0), strict=True)},
             "curve": {"rounds": list(kept), "accuracy": [float(f"{np.mean(each):.5g}") for each in kept.values()]},
             "bytes": state.bytes_up + state.bytes_down,
             "client_seconds": client_seconds,

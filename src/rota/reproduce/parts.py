@@ -85,6 +85,11 @@ def read(folder: Path, names: Iterable[str]) -> dict[str, Found]:
     return out
 
 
+def left(folder: Path | None, parts: Iterable[Part]) -> list[Part]:
+    """Those that the folder does not have yet."""
+    return [part for part in parts if folder is None or not (folder / f"{part.name}.json").exists()]
+
+
 def write(folder: Path, name: str, found: Found) -> None:
     """Keep a part: whole, or as it was before."""
     folder.mkdir(parents=True, exist_ok=True)
