@@ -557,6 +557,8 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     assert head == ["Run", "Final accuracy", "Worst model", "Sent up", "Sent down", "Client computing", "Server memory"]
     assert first[3:] == ["90.0 MB (1.0×)", "90.0 MB (1.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
     assert second[3:] == ["180 MB (2.0×)", "180 MB (2.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
+    html = render(groups)
+    assert html.count(">Sent down</th>") == html.count(">Server memory</th>") == 1  # not again in the table of runs
     best = {label: (value, who) for label, value, who in tables.tiles(groups)}
     assert best["Highest worst model"] == (second[2].replace(" ", numbers.SPACE), "task[1].name=words")
     assert best["Least client computing"][1] == best["Least spread of models"][1] == "all settings"

@@ -156,10 +156,15 @@ def _models(groups: list[Group], models: list[str]) -> str:
         return ""
     note = "Final accuracies. The worst model is each run’s own; the spread is the models’ standard deviation."
     section = _section("Models", note, tables.models(groups, models) + tables.to_target(groups, models))
-    if len(groups) == 1:
+    if not _costs(groups):
         return section
-    note = "Communication, the clients’ time and the server’s memory until the runs’ ends, and in brackets their multiples of the least."
+    note = "Communication, the clients’ computing and the server’s memory until the runs’ ends; in brackets, multiples of the least."
     return section + _section("Costs", note, tables.costs(groups))
+
+
+def _costs(groups: list[Group]) -> bool:
+    """Whether there is a table of costs: settings, each of several models, to be compared."""
+    return len(groups) > 1 and tables.several(groups)
 
 
 def _runs(groups: list[Group]) -> str:
@@ -167,10 +172,11 @@ def _runs(groups: list[Group]) -> str:
     each = [Group(f"{group.label}, seed {run.config.get('seed')}", [run]) for group in groups for run in group.runs]
     if len(each) == 1:
         return ""
+    body = tables.runs(groups, paid=not _costs(groups))
     if len(each) == len(groups):
-        return _section("Runs", "", tables.runs(groups))
+        return _section("Runs", "", body)
     every = f"<details><summary>Every run ({len(each)})</summary>{tables.runs(each)}</details>"
-    return _section("Runs", "± is half of the 95 % interval of the mean over seeds (Student’s t).", tables.runs(groups) + every)
+    return _section("Runs", "± is half of the 95 % interval of the mean over seeds (Student’s t).", body + every)
 
 
 def _configuration(groups: list[Group]) -> str:

@@ -89,13 +89,11 @@ def _best(groups: list[Group]) -> list[Tile]:
     return [*out, ("Wall time", _wall([run for group in groups for run in group.runs]), "all runs")]
 
 
-def runs(groups: list[Group]) -> str:
-    """A row for each group."""
+def runs(groups: list[Group], paid: bool = True) -> str:
+    """A row for each group, with what it costs unless that is said elsewhere."""
     before: list[Column] = [*ACCURACIES, ("Rounds", lambda run: len(run.rounds), numbers.count)]
     after: list[Column] = [
-        *SENT,
-        TIME,
-        *WORK,
+        *([*SENT, TIME, *WORK] if paid else [TIME]),
         ("Failures", lambda run: run.failures.total(), numbers.count),
         ("Wall time", lambda run: run.wall_seconds, numbers.duration),
     ]
