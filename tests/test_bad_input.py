@@ -25,7 +25,7 @@ from rota.data.federation import Federation
 from rota.engine import Devices
 from rota.errors import BadInput, did_you_mean
 from rota.estimate import Adam, FedStale, Sgd, StaleVr, Yogi
-from rota.plan import Task
+from rota.plan import Plan, Task, checked
 from rota.sampling import SAMPLERS, Full, Gvr, PowD, Uniform, draw
 
 if TYPE_CHECKING:
@@ -564,3 +564,47 @@ def test_ones_own_policies_are_checked_as_far_as_they_say_what_they_take(sampler
 )
 def test_what_was_meant(word: object, hint: str) -> None:
     assert did_you_mean(word, SAMPLERS).startswith(hint)
+
+
+def columns(client: Any = (1,), model: Any = (0,), probability: Any = (0.5,), weight: Any = (2.0,)) -> Plan:
+    return Plan(*map(np.array, (client, model, probability, weight)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (None, "the sampler draws a NoneType: its draw must return a rota.Plan"),
+        (columns(client=[-1]), "the sampler's plan has a wrong 'client': give whole numbers from 0 to 2"),
+        (columns(client=[3]), "the sampler's plan has a wrong 'client': give whole numbers from 0 to 2"),
+        (columns(client=[1.0]), "the sampler's plan has a wrong 'client'"),
+        (columns(model=[2]), "the sampler's plan has a wrong 'model': give whole numbers from 0 to 1"),
+        (columns(weight=[1.0, 2.0]), "the sampler's plan has no row of numbers for 'weight': give four arrays of one length"),
+        (columns(probability=0.5), "the sampler's plan has no row of numbers for 'probability'"),
+        (Plan([1], [0], [0.5], [2.0]), "the sampler's plan has no row of numbers for 'client'"),  # type: ignore[arg-type]
+        (columns(model=[1]), "the sampler draws client 1 for model 1, of which it has no data or cannot be reached"),
+        (columns(weight=[np.nan]), "the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1"),
+        (columns(probability=[1.5]), "the sampler's plan has wrong numbers"),
+        (columns(probability=[0.0]), "the sampler's plan has wrong numbers"),
+        (
+            columns([1, 1], [0, 0], [0.5, 0.5], [2.0, 2.0]),
+            "the sampler draws a client twice for one model: give it one row of twice the weight",
+        ),
+    ],
+)
+def test_plans_of_a_users_own_sampler(plan: Any, sentence: str) -> None:
+    shares = np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
+    with pytest.raises(BadInput) as mistake:
+        checked(plan, shares)
+    assert str(mistake.value).startswith(sentence)
+    assert checked(right := columns(probability=[np.nan]), shares) is right
+    nobody = columns(np.empty(0, int), np.empty(0, int), [], [])
+    assert checked(nobody, shares) is nobody
+
+
+def test_a_run_looks_at_its_samplers_plans() -> None:
+    class Nobody(rota.sampling.Full):
+        def draw(self, *_: Any) -> Any:
+            return None
+
+    with pytest.raises(BadInput, match="its draw must return"):
+        rota.run([task()], Nobody(), rounds=1)

@@ -27,7 +27,7 @@ from rota.engine.local import TOO_FEW
 from rota.errors import BadInput
 from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
 from rota.metrics import Meter
-from rota.plan import Plan, Seen, Task, admit
+from rota.plan import Plan, Seen, Task, admit, checked
 from rota.probe import Setting, price, probe
 from rota.record import Record, record
 from rota.sampling import Sampler
@@ -113,7 +113,7 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     pace = experiment.pace(now)
     setting = Setting(engine, estimator, state.models, now, experiment.seed, pace)
     memory, recalled, asked = probe(setting, sampler, state.sampler, shares, state.estimator)
-    plan = sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now)))
+    plan = checked(sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now))), shares)
 
     seen = Seen.nothing(len(plan), updates="updates" in getattr(sampler, "needs", ""), pace=pace[plan.model])
     correction = estimator.correction(recalled, plan) if isinstance(estimator, Correcting) else None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rota import rng
 from rota.data.federation import Array, Federation
+from rota.errors import BadInput
 
 State = dict[str, Any]
 """What a policy remembers between rounds: named arrays, and nothing else, so that a checkpoint holds all of it. Clients' updates
@@ -99,6 +100,28 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.client)
+
+
+def checked(plan: Plan, shares: Array) -> Plan:
+    """The plan, if it is one: a sampler of the user's own may draw anything."""
+    if not isinstance(plan, Plan):
+        raise BadInput(f"the sampler draws a {type(plan).__name__}: its draw must return a rota.Plan")
+    for name, column in vars(plan).items():
+        if not isinstance(column, np.ndarray) or column.shape != np.shape(plan.client) or column.ndim != 1:
+            raise BadInput(f"the sampler's plan has no row of numbers for '{name}': give four arrays of one length")
+    for name, number in (("client", shares.shape[1]), ("model", shares.shape[0])):
+        column = getattr(plan, name)
+        if column.dtype.kind not in "iu" or ((column < 0) | (column >= number)).any():
+            raise BadInput(f"the sampler's plan has a wrong '{name}': give whole numbers from 0 to {number - 1}")
+    if not (shares[plan.model, plan.client] > 0).all():
+        row = int(np.argmin(shares[plan.model, plan.client] > 0))
+        where = f"client {plan.client[row]} for model {plan.model[row]}"
+        raise BadInput(f"the sampler draws {where}, of which it has no data or cannot be reached: draw where shares are above 0")
+    if not np.isfinite(plan.weight).all() or (plan.probability <= 0).any() or (plan.probability > 1 + 1e-6).any():
+        raise BadInput("the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1 (NaN where not known)")
+    if len(np.unique(plan.model * shares.shape[1] + plan.client)) < len(plan):
+        raise BadInput("the sampler draws a client twice for one model: give it one row of twice the weight")
+    return plan
 
 
 @dataclass(frozen=True)
