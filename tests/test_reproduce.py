@@ -142,17 +142,18 @@ def test_rows_are_the_contract(quick: Result) -> None:
 
 def test_page(quick: Result, tmp_path: Path) -> None:
     page = write_page(quick, tmp_path / "results")
-    assert page == tmp_path / "results" / "gd-bound.md"
+    assert page == tmp_path / "results" / "gd-bound-quick.md"
     text = page.read_text(encoding="utf-8")
     assert "rota reproduce gd-bound --quick" in text
     assert "torch" in text.splitlines()[-1]
     assert sum(line.startswith("|") for line in text.splitlines()) == 2 + len(quick.rows)
     assert "| quadratic, lr 2.1/L: diverged (last gap > first gap) | – | 1 | 1 | 1 | 1 |" in text
     for chart in quick.charts:
-        assert f"(gd-bound-{chart.name}.svg)" in text
-        picture = ElementTree.parse(page.with_name(f"gd-bound-{chart.name}.svg"))
+        assert f"(gd-bound-quick-{chart.name}.svg)" in text
+        picture = ElementTree.parse(page.with_name(f"gd-bound-quick-{chart.name}.svg"))
         assert len([e for e in picture.iter() if e.get("stroke-dasharray")]) == 4
     assert write_page(quick, tmp_path / "results") == page  # a second time over the first
+    assert write_page(replace(quick, quick=False), tmp_path / "results").name == "gd-bound.md"  # which has another place
 
 
 def test_a_failed_claim_is_seen_on_the_page(tmp_path: Path) -> None:

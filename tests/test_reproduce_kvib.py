@@ -224,7 +224,7 @@ def test_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "A quick version" in page
     charts = {path.stem for path in tmp_path.glob("*.svg")}
     assert charts >= {
-        f"kvib-theory-{name}" for name in ("feedback", "regret", "variance", "loss", "budget-cost", "budget-variance", "gamma")
+        f"kvib-theory-quick-{name}" for name in ("feedback", "regret", "variance", "loss", "budget-cost", "budget-variance", "gamma")
     }
     assert not (tmp_path / "kvib-theory").exists()
 

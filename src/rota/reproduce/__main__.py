@@ -26,7 +26,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         if given.estimate:
-            print("\n".join(reproduce.estimate(given.name, given.only)))
+            print("\n".join(reproduce.estimate(given.name, given.only, given.out, given.quick)))
             return
         options = {key: getattr(given, key) for key in ("only", "minutes", "device", "precision")}
         result = reproduce.run(given.name, given.quick, given.out, lambda text: print(text, file=sys.stderr, flush=True), **options)

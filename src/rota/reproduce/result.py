@@ -63,14 +63,14 @@ def table(result: Result) -> list[str]:
 
 
 def write_page(result: Result, folder: Path | str) -> Path:
-    """Write NAME.md and its charts (NAME-CHART.svg) into a folder; the page's path."""
-    folder = Path(folder)
+    """Write NAME.md and its charts (NAME-CHART.svg) into a folder; the page's path. A short version is NAME-quick."""
+    folder, name = Path(folder), result.name + "-quick" * result.quick
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"# {result.title}", "", result.text.strip(), ""]
     lines += [f"- {'yes' if held else '**no**'}: {claim}" for claim, held in result.checks.items()]
     lines += [""] if result.checks else []
     for chart in result.charts:
-        file = f"{result.name}-{chart.name}.svg"
+        file = f"{name}-{chart.name}.svg"
         (folder / file).write_text(svg(chart), encoding="utf-8")
         lines += [f"![{chart.title}]({file})", ""]
     lines += ["| quantity | source | measured | low | high | seeds |", "|---|---:|---:|---:|---:|---:|"]
@@ -80,7 +80,7 @@ def write_page(result: Result, folder: Path | str) -> Path:
     command = f"rota reproduce {result.name}{' --quick' if result.quick else ''}"
     lines += ["", "`measured` is the mean over the seeds, `low` and `high` their extremes.", ""]
     lines += [f"Written by `{command}` on {machine(result.device)}."]
-    page = folder / f"{result.name}.md"
+    page = folder / f"{name}.md"
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return page
 
