@@ -427,6 +427,12 @@ def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: p
     assert (outcome.status, outcome.out, outcome.err) == (130, "", "rota: interrupted\n")
 
 
+def test_ctrl_c_before_a_command_begins_is_130_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", mock.Mock(side_effect=KeyboardInterrupt))
+    outcome = call("list")
+    assert (outcome.status, outcome.out, outcome.err) == (130, "", "rota: interrupted\n")
+
+
 def test_ctrl_c_while_torch_is_being_loaded_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}

@@ -87,8 +87,8 @@ class Fragile(nn.Linear):
         return super().forward(x) + torch.where(x[:, :1] > 1e6, torch.nan, 0.0)
 
 
-def sick(clients: list[int]) -> Federation:
-    data = federation([6, 6, 6])
+def sick(clients: list[int], sizes: tuple[int, ...] = (6, 6, 6)) -> Federation:
+    data = federation(list(sizes))
     for client in clients:
         data.train.of(client)[0][0, 0] = 1e7
     return data
@@ -117,10 +117,16 @@ def test_a_client_that_returns_nan_is_a_failed_row() -> None:
     assert np.isnan(run.state.sampler["norm"]).tolist() == [False, True, False]
     assert torch.isfinite(run.state.models[0].params).all()
     assert run.records[0]["models"]["blobs"]["trained"] == 2
-    fine = rota.run([Task(fragile, sick([]))], Watching((0, 1, 2)), rounds=3)
-    costs = ("bytes_up", "bytes_down", "seconds", "client_seconds")
-    assert [run.records[0][key] for key in costs] == [fine.records[0][key] for key in costs]  # it trained and sent what it has
     assert run.summary["failures"] == run.summary["models"]["blobs"]["failures"] == 3
+
+
+def test_who_fails_has_worked_and_sent_what_it_has() -> None:
+    """The round waits for client 1, which is the largest."""
+    costs = ("bytes_up", "bytes_down", "seconds", "client_seconds")
+    runs = [rota.run([Task(fragile, sick(ill, (6, 90, 6)))], Watching((0, 1, 2)), rounds=1) for ill in ([1], [])]
+    failed, fine = ([run.records[0][key] for key in costs] for run in runs)
+    assert [run.summary["failures"] for run in runs] == [1, 0]
+    assert failed == fine
 
 
 def test_a_round_in_which_everybody_fails_ends_the_run() -> None:
