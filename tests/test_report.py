@@ -458,6 +458,9 @@ def test_a_score_that_is_no_share_has_an_axis_of_its_own(tmp_path: Path) -> None
     assert (share.layout["yaxis"], "classified correctly" in share.note) == (curves.SHARE, True)
     other = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "b", lift=-2.0))))
     assert (other.layout["yaxis"], other.note) == ({"tickformat": "~g"}, "Mean score of the test examples.")
+    aimed = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "c", lift=-2.0, target=0.6))))
+    assert "Mean score" in aimed.note
+    assert "The dotted line is the target" in aimed.note
 
 
 def test_rare_classes_share_a_row(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class State:
     estimator: Tensors
     server: list[Tensors]
     seconds: float = 0.0
-    """The virtual clock: synchronous rounds, each as long as its slowest row."""
+    """The virtual clock: synchronous rounds, each as long as its slowest client."""
     bytes_up: int = 0
     bytes_down: int = 0
     availability: nouns.State = field(default_factory=dict)

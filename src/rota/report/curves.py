@@ -26,6 +26,8 @@ EVERY = " all"
 """Marks the x table's entries for all rounds; the others are for those that were tested."""
 SHARE = {"tickformat": "~%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 """An axis of shares: with few points plotly would go far beyond what a share can be."""
+MEASURES = {"accuracy": "score", "loss": "loss"}
+"""What is averaged, where it is no share."""
 FAIRNESS = {"worst_accuracy", "accuracy_spread"}
 """The plain values that a round with several models has of them together."""
 KNOWN = FAIRNESS | {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "server_bytes", "client_seconds"}
@@ -57,19 +59,18 @@ def x_table(groups: list[Group]) -> tuple[dict[str, dict[str, str]], Table]:
 
 def score(name: str, title: str, series: list[Series]) -> Chart:
     """The test accuracy or loss."""
-    note = "Share of the test examples that are classified correctly." if name == "accuracy" else "Mean loss of the test examples."
-    chart = Chart(f"{name} {title}".strip(), f"{title}: test {name}" if title else f"Test {name}", note, progress=True)
+    chart = Chart(f"{name} {title}".strip(), f"{title}: test {name}" if title else f"Test {name}", progress=True)
     chart.empty = "No round has been tested yet."
+    for one in series:
+        chart.traces += _curve(one, one.along, _score(name, one.model), "line", name == "accuracy")
+    chart.layout["yaxis"] = _shares(chart) if name == "accuracy" else {"tickformat": "~g"}
+    share = chart.layout["yaxis"] is SHARE
+    chart.note = "Share of the test examples that are classified correctly." if share else f"Mean {MEASURES[name]} of the test examples."
     targets = {run.target for one in series for run in one.group.runs}
     if name == "accuracy" and len(targets) == 1 and (target := targets.pop()) is not None:
         chart.note += f" The dotted line is the target, {numbers.percent(target)}."
         line = {"color": "#888888", "width": 1, "dash": "dot"}
         chart.layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target, "line": line}]
-    for one in series:
-        chart.traces += _curve(one, one.along, _score(name, one.model), "line", name == "accuracy")
-    chart.layout["yaxis"] = _shares(chart) if name == "accuracy" else {"tickformat": "~g"}
-    if chart.layout["yaxis"] is not SHARE and name == "accuracy":
-        chart.note = "Mean score of the test examples."
     return chart
 
 

@@ -63,6 +63,8 @@ class About:
     """By setting: a row of the table of tasks each."""
     methods: dict[str, tuple[str, str]]
     """The sampler and the estimator of each method, with their options."""
+    theta: dict[str, float]
+    """By setting: the part of its budget that K-Vib spreads evenly, if no client lacks a model."""
     drawn: list[str]
     """Methods that draw by what they know of the clients' updates or losses."""
     single: list[str]
@@ -330,8 +332,7 @@ def _kvib(found: Cells, settings: list[str], about: About) -> list[str]:
         for rival in rivals:
             sides[_side(lead(found, setting, "kvib", rival))].append(TITLES[rival])
         words.append(", ".join(f"{side} {' and '.join(some)}" for side, some in sides.items() if some) + f" with {setting} tasks")
-        theta = min(1.0, math.cbrt(int(setting) * about.clients / (about.rounds * about.budget)))
-        even.append(f"{theta:.2f} with {setting} tasks")
+        even.append(f"{about.theta[setting]:.2f} with {setting} tasks")
     if not rows:
         return []
     head = (

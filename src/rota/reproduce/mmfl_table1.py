@@ -261,6 +261,7 @@ def about(quick: bool = False) -> About:
         server=Sgd().lr,
         tasks={setting: tasks(setting, clients, quick) for setting in settings},
         methods={method: (options(sampler, SAMPLERS), options(estimator, ESTIMATORS)) for method, (sampler, estimator) in policies.items()},
+        theta={setting: float(KVibPairs(BUDGET).init(np.ones((len(KINDS[setting]), clients)), rounds)["theta"][0]) for setting in settings},
         drawn=[method for method, (sampler, _) in policies.items() if isinstance(sampler, Assigning)],
         single=[method for method, (sampler, _) in policies.items() if isinstance(sampler, RoundRobin | RoundRobinServer | FedFair)],
         runs=[(part.setting, part.method, part.seed) for part in everything],
