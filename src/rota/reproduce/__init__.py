@@ -16,6 +16,8 @@ from rota.reproduce.kvib_femnist import estimate as femnist_estimate
 from rota.reproduce.kvib_femnist import kvib_femnist
 from rota.reproduce.kvib_theory import estimate as kvib_estimate
 from rota.reproduce.kvib_theory import kvib_theory
+from rota.reproduce.mmfl_faults import estimate as faults_estimate
+from rota.reproduce.mmfl_faults import mmfl_faults
 from rota.reproduce.mmfl_table1 import estimate as mmfl_estimate
 from rota.reproduce.mmfl_table1 import mmfl_table1
 from rota.reproduce.result import Result, Row, over_seeds, table, write_page
@@ -42,6 +44,7 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "kvib-theory": kvib_theory,
     "kvib-femnist": kvib_femnist,
     "mmfl-table1": mmfl_table1,
+    "mmfl-faults": mmfl_faults,
 }
 """Name -> function of `quick` (a short version that shows the way, not the paper's scale). Its docstring's first line is the summary.
 
@@ -53,6 +56,7 @@ ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "kvib-theory": kvib_estimate,
     "kvib-femnist": femnist_estimate,
     "mmfl-table1": mmfl_estimate,
+    "mmfl-faults": faults_estimate,
 }
 """Name -> function of `only` that says in lines how much work it is. It may take `out`, and leave away what is finished there."""
 

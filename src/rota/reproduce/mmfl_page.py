@@ -156,14 +156,18 @@ def _text(found: Cells, settings: list[str], about: About, claims: dict[str, boo
     more = "StaleVR, which its table does not have, is taken as GVR\\*."
     lines = [_first(about), "", *_missing(found, about), *([held, more, ""] if claims else []), _reading(about), ""]
     for setting in settings:
-        lines += [f"## {setting} tasks", "", *_grid(TASKS, about.tasks[setting], numbers=(4, 5)), ""]
+        lines += [f"## {setting} tasks", "", *grid(TASKS, about.tasks[setting], numbers=(4, 5)), ""]
         lines += [*_table(found, setting, about), "", *_models(found, setting), "", *([] if about.quick else _turned(found, setting))]
     if not about.quick:
-        lines += ["## What may be the reason", "", REASONS, "", *_kvib(found, settings, about)]
+        lines += ["## Where the source's code differs", "", REASONS, "", *_kvib(found, settings, about)]
     lines += ["## Methods", "", *_methods(about), "## Claims and charts" if claims else "## Charts", ""]
-    runs = [run for runs in found.values() for run in runs.values()]
-    machines = sorted({f"{run['machine']}, products in {run['precision']}" for run in runs})
-    return "\n".join([*lines, *(f"The runs were made on {words}." for words in machines), BELOW_THE_TEXT])
+    return "\n".join([*lines, *made_on(found), BELOW_THE_TEXT])
+
+
+def made_on(found: Cells) -> list[str]:
+    """The machines of the runs, in a sentence each."""
+    machines = {f"{run['machine']}, products in {run['precision']}" for runs in found.values() for run in runs.values()}
+    return [f"The runs were made on {words}." for words in sorted(machines)]
 
 
 def _first(about: About) -> str:
@@ -213,7 +217,7 @@ between rounds."""
 TASKS = ("task", "data", "split", "network", "parameters", "learning rate", "local work", "tested on")
 
 
-def _grid(head: tuple[str, ...], rows: list[list[str]], numbers: tuple[int, ...] | None = None) -> list[str]:
+def grid(head: tuple[str, ...], rows: list[list[str]], numbers: tuple[int, ...] | None = None) -> list[str]:
     """A table in Markdown; `numbers` are the columns that are set to the right: all but the first, unless given."""
     right = range(1, len(head)) if numbers is None else numbers
     return [_line(head), "|" + "|".join("---:" if k in right else "---" for k in range(len(head))) + "|", *map(_line, rows)]
@@ -249,7 +253,7 @@ def _table(found: Cells, setting: str, about: About) -> list[str]:
             ]
         )
     source = () if about.quick else ("source",)
-    return _grid(("method", *source, "relative accuracy", "communication", "computation", "server memory"), rows)
+    return grid(("method", *source, "relative accuracy", "communication", "computation", "server memory"), rows)
 
 
 def three_digits(value: float) -> str:
@@ -274,7 +278,7 @@ def _models(found: Cells, setting: str) -> list[str]:
         each = [float(np.mean([run["models"][name] for run in runs])) for name in names]
         shown = [f"**{value:.1%}**" if value == min(each) else f"{value:.1%}" for value in each]
         rows.append([TITLES[method], f"{_mean(runs, 'accuracy'):.1%}", *shown])
-    return ["Accuracy of each model; the worst in bold:", "", *_grid(("method", "mean", *names), rows)]
+    return ["Accuracy of each model; the worst in bold:", "", *grid(("method", "mean", *names), rows)]
 
 
 def _turned(found: Cells, setting: str) -> list[str]:
@@ -288,14 +292,14 @@ def _turned(found: Cells, setting: str) -> list[str]:
             sure = "" if interval(ahead).low > 0 else ", which may be chance"
             lines.append(
                 f"- {TITLES[better]} is above {TITLES[worse]} by {theirs:.3f} in the source, here below it by "
-                f"{_difference(ahead)}{_both(found, setting, better, worse)}{sure}"
+                f"{difference(ahead)}{_both(found, setting, better, worse)}{sure}"
             )
     if not lines:
         return []
     return ["Pairs in another order than the source's, by the difference of their relative accuracies:", "", *lines, ""]
 
 
-def _difference(values: list[float]) -> str:
+def difference(values: list[float]) -> str:
     """The mean, with its 95 % interval."""
     if len(values) < 2:
         return f"{np.mean(values):.3f}"
@@ -303,8 +307,9 @@ def _difference(values: list[float]) -> str:
     return f"{between.mean:.3f} (95 %: {between.low:.3f} to {between.high:.3f})"
 
 
-REASONS = """These faults were in the source's published code of that time. They are the likely reason where numbers or their order
-differ, which is not shown: we did not put them back, and which version of the code made the table is not known.
+REASONS = """These faults were in the source's published code of that time, though which version of it made the table is not known.
+`rota reproduce mmfl-faults` puts them back, each alone and all together, and says what they do to the order of the methods
+([results](mmfl-faults.md)).
 
 - FedVARP and GVR\\* added the remembered updates once for every drawn client.
 - Random, FedVARP and SCAFFOLD counted a client with several processors, or without some model, as one with one processor and all
@@ -327,10 +332,10 @@ def _kvib(found: Cells, settings: list[str], about: About) -> list[str]:
         for rival in rivals:
             mine, theirs = finished(found, setting, "kvib", rival), finished(found, setting, rival, "kvib")
             ratios = (_mean(mine, name) / _mean(theirs, name) for name in ("bytes", "client_seconds", "server_bytes"))
-            rows.append([setting, TITLES[rival], _difference(lead(found, setting, "kvib", rival)), *map(three_digits, ratios)])
+            rows.append([setting, TITLES[rival], difference(lead(found, setting, "kvib", rival)), *map(three_digits, ratios)])
         sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
         for rival in rivals:
-            sides[_side(lead(found, setting, "kvib", rival))].append(TITLES[rival])
+            sides[side(lead(found, setting, "kvib", rival))].append(TITLES[rival])
         words.append(", ".join(f"{side} {' and '.join(some)}" for side, some in sides.items() if some) + f" with {setting} tasks")
         even.append(f"{about.theta[setting]:.2f} with {setting} tasks")
     if not rows:
@@ -350,12 +355,12 @@ def _kvib(found: Cells, settings: list[str], about: About) -> list[str]:
         f"remembers no updates. In accuracy it is {'; '.join(words)} (by the 95 % intervals).",
         f"By its rule it spreads the part theta of its budget evenly, as Random does: in so few rounds that is up to {', '.join(even)}.",
         "",
-        *_grid(head, rows, numbers=(2, 3, 4, 5)),
+        *grid(head, rows, numbers=(2, 3, 4, 5)),
         "",
     ]
 
 
-def _side(values: list[float]) -> str:
+def side(values: list[float]) -> str:
     """Where a method is whose differences from another are these."""
     between = interval(values)
     return "above" if between.low > 0 else "below" if between.high < 0 else "not told apart from"
@@ -370,7 +375,7 @@ def _methods(about: About) -> list[str]:
         words.append(f"{'; '.join(single)}: these know no processors, and each drawn client trains one model.")
     if not about.quick:
         words.append(RATES)
-    return [*words, "", *_grid(("method", "sampler", "estimator"), rows, numbers=()), ""]
+    return [*words, "", *grid(("method", "sampler", "estimator"), rows, numbers=()), ""]
 
 
 RATES = """Learning rates are not tuned, but those of the source's code (CIFAR-10's since September 2024, 0.01 before; MNIST by writer has

@@ -6,7 +6,6 @@ through all methods, so that what is there can be compared at any time.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -18,21 +17,22 @@ import torch
 from torch import nn
 
 import rota
-from rota import data, models, plan, rng
+from rota import data, loop, models, plan, rng
 from rota.data.federation import Array, Federation, Part, Partition
 from rota.data.partition import high_low, natural
 from rota.engine import Engine, make
 from rota.estimate import ESTIMATORS, Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.estimate.server import Sgd
-from rota.loop import Experiment, begin, play
 from rota.plan import Task
-from rota.reproduce.mmfl_page import About, report
-from rota.reproduce.parts import Found, chosen, in_time, left, start, work
+from rota.reproduce.mmfl_page import About, Cells, report
+from rota.reproduce.parts import Found, Job, chosen, in_time, left, start, work
 from rota.reproduce.result import Result
 from rota.sampling import SAMPLERS, FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
 from rota.sampling.mmfl import Assigning
 
 CLIENTS, BUDGET, ROUNDS, SEEDS = 120, 12, 150, 5
+FOLDER = "mmfl-table1"
+"""Where finished parts are kept."""
 HELD_OUT, QUICK_HELD_OUT = 0.3, 0.9
 """The part of the test examples that S0 keeps for validation, and the part of the rest that the short version leaves away."""
 HIGH, LABELS = 0.1, 0.3
@@ -69,6 +69,7 @@ class Kind:
     """What a task trains, as far as that is known without its data's files."""
 
     data: str
+    source: Callable[..., Federation]
     network: str
     model: Callable[..., nn.Module]
     lr: float
@@ -83,8 +84,8 @@ class Kind:
     def partition(self, clients: int) -> Partition:
         return high_low(clients, HIGH, *self.sizes, LABELS) if self.sizes else natural(limit=clients)
 
-    def task(self, federation: Federation, name: str) -> Task:
-        federation = held_out(federation, self.held_out) if self.held_out else federation
+    def task(self, clients: int, name: str, seed: int) -> Task:
+        federation = held_out(self.source(self.partition(clients), seed=seed), self.held_out)
         return Task(self.model, federation, lr=self.lr, batch=self.batch, epochs=self.epochs, name=name)
 
     def words(self, clients: int, quick: bool) -> list[str]:
@@ -102,38 +103,20 @@ class Kind:
         return [self.data, split, f"{self.network} (`{self.model.__name__}`)", f"{parameters:,}", f"{self.lr:g}", work, test]
 
 
-FASHION = Kind("Fashion-MNIST", "CNN", models.mmfl_cnn, lr=0.01, sizes=((9, 15), (90, 150)))
-CIFAR = Kind("CIFAR-10", "pre-activation ResNet-18", models.preact_resnet18, lr=0.1, sizes=((12, 15), (120, 150)))
-WRITERS = Kind("MNIST by writer", "CNN", models.mmfl_cnn, lr=0.01, owners="writers")
-ROLES = Kind("Shakespeare by role", "LSTM, two layers", models.mmfl_lstm, lr=1.4, owners="roles", batch=500, held_out=0.0)
-KINDS = {
+FASHION = Kind("Fashion-MNIST", data.fashion_mnist, "CNN", models.mmfl_cnn, lr=0.01, sizes=((9, 15), (90, 150)))
+CIFAR = Kind("CIFAR-10", data.cifar10, "pre-activation ResNet-18", models.preact_resnet18, lr=0.1, sizes=((12, 15), (120, 150)))
+WRITERS = Kind("MNIST by writer", data.mnist_writers, "CNN", models.mmfl_cnn, lr=0.01, owners="writers")
+ROLES = Kind("Shakespeare by role", data.shakespeare, "LSTM, two layers", models.mmfl_lstm, lr=1.4, owners="roles", batch=500, held_out=0.0)
+SETTINGS: dict[str, dict[str, Kind]] = {
     "3": {"fashion-1": FASHION, "fashion-2": FASHION, "fashion-3": FASHION},
     "5": {"fashion-1": FASHION, "fashion-2": FASHION, "cifar10": CIFAR, "mnist-writers": WRITERS, "shakespeare": ROLES},
 }
-"""The tasks of each setting."""
+"""The tasks of each setting. Those of a kind differ by who has which labels."""
 
 
-def three(clients: int, seed: int) -> list[Task]:
-    """Three times Fashion-MNIST, with other labels for the clients each time."""
-    return [fashion(clients, seed, s) for s in range(3)]
-
-
-def five(clients: int, seed: int) -> list[Task]:
-    """Two times Fashion-MNIST, CIFAR-10, MNIST by writer (in the place of EMNIST) and Shakespeare by role."""
-    return [
-        *(fashion(clients, seed, s) for s in range(2)),
-        CIFAR.task(data.cifar10(CIFAR.partition(clients), seed=100 * seed + 2), "cifar10"),
-        WRITERS.task(data.mnist_writers(WRITERS.partition(clients), seed=seed), "mnist-writers"),
-        ROLES.task(data.shakespeare(ROLES.partition(clients), seed=seed), "shakespeare"),
-    ]
-
-
-def fashion(clients: int, seed: int, s: int) -> Task:
-    """The s-th Fashion-MNIST task: S0's data split, five steps on all of a client's examples."""
-    return FASHION.task(data.fashion_mnist(FASHION.partition(clients), seed=100 * seed + s), f"fashion-{s + 1}")
-
-
-SETTINGS: dict[str, Callable[[int, int], list[Task]]] = {"3": three, "5": five}
+def made(kinds: dict[str, Kind], clients: int, seed: int) -> list[Task]:
+    """A setting's tasks with their data, of which every client lacks one's, at random, with a chance of 10 %."""
+    return lacking([kind.task(clients, name, 100 * seed + s) for s, (name, kind) in enumerate(kinds.items())], seed)
 
 
 def held_out(federation: Federation, out: float = HELD_OUT) -> Federation:
@@ -189,26 +172,45 @@ def parts(quick: bool = False) -> list[Work]:
     return [Work(setting, method, seed) for setting in SETTINGS for seed in range(SEEDS) for method in METHODS]
 
 
-ALL_TRAIN = ("full", "gvr", "gvr-star", "stale-vr")
-"""The methods in which every client trains in every round."""
-SECONDS = {"3": {"cuda": (13.0, 6.0), "cpu": (650.0, 300.0)}, "5": {"cuda": (125.0, 20.0), "cpu": (15600.0, 2500.0)}}
+def gathered(everything: list[Work], found: dict[str, Found]) -> Cells:
+    """The finished parts by their place in the table, and by seed."""
+    cells: Cells = {}
+    for part in everything:
+        if part.name in found:
+            cells.setdefault(part.cell, {})[part.seed] = found[part.name]
+    return cells
+
+
+SECONDS = {"cuda": {"3": (13.0, 6.0), "5": (125.0, 20.0)}, "cpu": {"3": (650.0, 300.0), "5": (15600.0, 2500.0)}}
 """What a run takes, roughly, if all clients train and if not, on one H200 that several runs share and on two cores, to plan by; for five
 tasks on two cores it is a guess."""
 
 
-def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
-    """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
-    some = left(out / "mmfl-table1" if out else None, chosen(only, parts()))
-    runs = Counter((part.setting, part.method) for part in some)
-    gpu, cpu = (
-        {cell: number * SECONDS[cell[0]][device][cell[1] not in ALL_TRAIN] for cell, number in runs.items()} for device in ("cuda", "cpu")
-    )
-    lines = [
-        f"{'-'.join(cell):24}{number:3} run{'s' if number > 1 else ' '}{gpu[cell]:8,.0f} s of one H200" for cell, number in runs.items()
-    ]
+def seconds(part: Work, policies: Policies, device: str) -> float:
+    """What a part takes, roughly."""
+    sampler, _ = policies((1,) * CLIENTS)
+    return SECONDS[device]["5" if part.setting == "5" else "3"][not isinstance(sampler, Full | Gvr)]  # in these every client trains
+
+
+def lines(some: list[Work], policies: Callable[[Work], Policies]) -> list[str]:
+    """How much work some parts are: a line for a setting and method."""
+    gpu, cpu = ({part: seconds(part, policies(part), device) for part in some} for device in ("cuda", "cpu"))
+    each = []
+    for cell, number in Counter(part.cell for part in some).items():
+        took = sum(value for part, value in gpu.items() if part.cell == cell)
+        each.append(f"{cell:24}{number:3} run{'s' if number > 1 else ' '}{took:8,.0f} s of one H200")
     hours = f"roughly {sum(gpu.values()) / 60:.0f} minutes of one H200, or {sum(cpu.values()) / 3600:.0f} hours of two cores"
     total = f"{len(some)} runs of {ROUNDS} rounds are not finished yet: {hours}" if some else "all runs are finished"
-    return [*lines, *([""] if lines else []), total]
+    return [*each, *([""] if each else []), total]
+
+
+def policies_of(part: Work) -> Policies:
+    return METHODS[part.method]
+
+
+def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
+    """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
+    return lines(left(out / FOLDER if out else None, chosen(only, parts())), policies_of)
 
 
 def mmfl_table1(
@@ -227,24 +229,24 @@ def mmfl_table1(
     there already.
     """
     everything = parts(quick)
-    wanted = everything if quick else chosen(only, everything)
-    folder = None if out is None or quick else out / "mmfl-table1"
-    job = start(folder, (part.name for part in everything), minutes, device, precision, say)
+    job = start(None if out is None or quick else out / FOLDER, (part.name for part in everything), minutes, device, precision, say)
+    play(job, everything if quick else chosen(only, everything), SETTINGS, policies_of, quick)
+    return report(gathered(everything, job.found), about(quick))
+
+
+def play(job: Job, wanted: list[Work], settings: dict[str, dict[str, Kind]], policies: Callable[[Work], Policies], quick: bool) -> None:
+    """Run what is not finished yet."""
 
     def load(kind: tuple[str, int]) -> Track:
-        say(f"{kind[0]} tasks, seed {kind[1]}: loading")
-        return Track(*kind, job.device, precision, quick)
+        setting, seed = kind
+        job.say(f"{setting}, seed {seed}: loading")
+        return Track(settings[setting], seed, job, quick)
 
     def run(track: Track, part: Work) -> tuple[Found, str]:
-        numbers = track.run(part.method, job.deadline)
+        numbers = track.run(*policies(part)(track.processors))
         return {"part": part.name} | numbers, f"accuracy {numbers['accuracy']:.3f}"
 
     work(job, wanted, lambda part: (part.setting, part.seed), load, run)
-    cells: dict[str, dict[int, Found]] = {}
-    for part in everything:
-        if part.name in job.found:
-            cells.setdefault(part.cell, {})[part.seed] = job.found[part.name]
-    return report(cells, about(quick))
 
 
 def about(quick: bool = False) -> About:
@@ -261,7 +263,9 @@ def about(quick: bool = False) -> About:
         server=Sgd().lr,
         tasks={setting: tasks(setting, clients, quick) for setting in settings},
         methods={method: (options(sampler, SAMPLERS), options(estimator, ESTIMATORS)) for method, (sampler, estimator) in policies.items()},
-        theta={setting: float(KVibPairs(BUDGET).init(np.ones((len(KINDS[setting]), clients)), rounds)["theta"][0]) for setting in settings},
+        theta={
+            setting: float(KVibPairs(BUDGET).init(np.ones((len(SETTINGS[setting]), clients)), rounds)["theta"][0]) for setting in settings
+        },
         drawn=[method for method, (sampler, _) in policies.items() if isinstance(sampler, Assigning)],
         single=[method for method, (sampler, _) in policies.items() if isinstance(sampler, RoundRobin | RoundRobinServer | FedFair)],
         runs=[(part.setting, part.method, part.seed) for part in everything],
@@ -272,7 +276,7 @@ def about(quick: bool = False) -> About:
 def tasks(setting: str, clients: int, quick: bool) -> list[list[str]]:
     """A setting's tasks in words, those of a kind together."""
     kinds: dict[Kind, list[str]] = {}
-    for name, kind in KINDS[setting].items():
+    for name, kind in SETTINGS[setting].items():
         kinds.setdefault(kind, []).append(name)
     return [[", ".join(names), *kind.words(clients, quick)] for kind, names in kinds.items()]
 
@@ -303,24 +307,23 @@ def last(rounds: int) -> int:
 class Track:
     """A setting's tasks and engine for one seed: all methods run on it."""
 
-    def __init__(self, setting: str, seed: int, device: str, precision: str, quick: bool = False) -> None:
+    def __init__(self, kinds: dict[str, Kind], seed: int, job: Job, quick: bool = False) -> None:
         clients, self.rounds = (QUICK_CLIENTS, QUICK_ROUNDS) if quick else (CLIENTS, ROUNDS)
-        self.seed, self.last = seed, last(self.rounds)
-        self.tasks = lacking(SETTINGS[setting](clients, seed), seed)
+        self.seed, self.last, self.deadline = seed, last(self.rounds), job.deadline
+        self.tasks = made(kinds, clients, seed)
         if quick:
             self.tasks = [replace(task, data=held_out(task.data, QUICK_HELD_OUT)) for task in self.tasks]
         self.processors = tuple(assign.mixed(plan.shares(self.tasks), seed).tolist())
-        self.engine: Engine = make("auto", self.tasks, rota.Devices(), seed, device, precision)
+        self.engine: Engine = make("auto", self.tasks, rota.Devices(), seed, job.device, job.precision)
 
-    def run(self, method: str, deadline: float = math.inf) -> dict[str, Any]:
+    def run(self, sampler: Sampler, estimator: Estimator) -> Found:
         """One run in numbers: accuracies at the end, their curve, and what it cost."""
-        sampler, estimator = METHODS[method](self.processors)
-        experiment = Experiment(self.tasks, sampler, estimator, rounds=self.rounds, seed=self.seed, evaluate=self.rounds + 1)
-        state, client_seconds, server_bytes = begin(experiment, self.engine), 0.0, 0
+        experiment = loop.Experiment(self.tasks, sampler, estimator, rounds=self.rounds, seed=self.seed, evaluate=self.rounds + 1)
+        state, client_seconds, server_bytes = loop.begin(experiment, self.engine), 0.0, 0
         curve: dict[int, list[float]] = {}
         while state.round < self.rounds:
-            in_time(deadline)
-            state, line = play(experiment, self.engine, state)
+            in_time(self.deadline)
+            state, line = loop.play(experiment, self.engine, state)
             client_seconds += line["client_seconds"]
             server_bytes = max(server_bytes, line["server_bytes"])
             if state.round > self.rounds - self.last or state.round % EVERY == 0:
