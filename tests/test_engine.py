@@ -290,14 +290,34 @@ class Counting(nn.Linear):
         return super().forward(x) * (2.0 if float(x.sum()) > 0 else 1.0)
 
 
-@pytest.mark.parametrize("kind", [Mixing, Counting])
-def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(kind: type[nn.Linear], capsys: pytest.CaptureFixture[str]) -> None:
-    task = Task(lambda: kind(4, 3), federation(SIZES), batch=7, name="odd")
+def frozen() -> nn.Module:
+    """The first layer stays as it is."""
+    first = nn.Linear(4, 5)
+    first.requires_grad_(False)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(5, 3))
+
+
+class Unused(nn.Linear):
+    """Has parameters that take no part."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.spare = nn.Parameter(torch.ones(5))
+
+
+ODD = {"mixing": lambda: Mixing(4, 3), "counting": lambda: Counting(4, 3), "frozen": frozen, "unused": Unused}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    task = Task(ODD[kind], federation(SIZES), batch=7, weight_decay=0.1, name="odd")
     plain, fast = make("sequential", [task], Devices(), 0, "cpu"), make("batched", [task], Devices(), 0, "cpu")
     assert "task 'odd' runs on the sequential engine" in capsys.readouterr().err
     models = plain.initial()
     one, two = (collect(engine, models, pairs([0, 3])) for engine in (plain, fast))
     assert all(torch.equal(one[row][0], two[row][0]) for row in one)
+    still = {"frozen": slice(0, 25), "unused": slice(15, 20)}.get(kind, slice(0, 0))
+    assert all(not update[still].any() and update.any() for update, *_ in one.values())
 
 
 @pytest.mark.parametrize("spoilt", [0, 2, 3])

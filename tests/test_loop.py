@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,51 @@ def test_a_round_in_which_everybody_fails_ends_the_run() -> None:
     few = Task(network, federation([1, 1, 1]), name="few")  # which fails for another reason
     with pytest.raises(FloatingPointError, match=said.format("a' and 'b")):
         rota.run([few, *(Task(fragile, sick([0, 1, 2]), name=name) for name in "ab")], Full(), rounds=3)
+
+
+class Sensitive(nn.Linear):
+    """Raises on examples of a client that is ill."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and bool((x > 1e3).any()):
+            raise ValueError("sensor overflow")
+        return super().forward(x)
+
+
+def ill(clients: list[int]) -> Federation:
+    fed = federation([6, 90, 6])
+    for client in clients:
+        fed.train.of(client)[0][-1] = 1e4
+    return fed
+
+
+def test_a_client_whose_training_raises_is_a_failed_row() -> None:
+    task = Task(lambda shape, classes: Sensitive(shape[0], classes), ill([1]), name="odd")
+    run = rota.run([task], Full(), rounds=2)
+    for line in run.records:
+        assert [(f["client"], f["model"]) for f in line["failures"]] == [(1, "odd")]
+        assert re.fullmatch(r"ValueError: sensor overflow \(test_loop.py, line \d+\)", line["failures"][0]["reason"])
+    well = rota.run([Task(linear, ill([]))], Full(), rounds=2)
+    assert run.summary["bytes_up"] * 3 == well.summary["bytes_up"] * 2, "it sends nothing"
+    assert run.summary["bytes_down"] == well.summary["bytes_down"]
+
+
+def test_training_that_raises_for_everybody_ends_the_run() -> None:
+    task = Task(lambda shape, classes: Sensitive(shape[0], classes), ill([0, 1, 2]), name="odd")
+    said = (
+        r"round 1: no client's update could be used \(ValueError: sensor overflow \(.*\)\): mend the model, the loss or the data of 'odd'"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        rota.run([task], Full(), rounds=2)
+
+
+def test_a_machine_without_memory_is_no_clients_failure(blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(rota.engine.Sequential, "_train_row", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        rota.run([Task(linear, blobs)], Full(), rounds=1, engine="sequential")
 
 
 def test_a_round_without_clients_changes_nothing(blobs: Federation) -> None:

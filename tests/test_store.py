@@ -32,7 +32,7 @@ import rota
 from rota import experiment as experiments
 from rota import loop, recipe, rng, weights
 from rota.availability import Availability
-from rota.data.federation import Array
+from rota.data.federation import Array, Federation
 from rota.engine import ENGINES, Score, Sequential
 from rota.engine.local import Correction
 from rota.errors import BadInput
@@ -43,6 +43,7 @@ from rota.plan import Chunk, Plan, Seen, Task
 from rota.record import Record
 from rota.sampling import SAMPLERS, Gvr
 from rota.store import Folder, checkpoint, refuse_used
+from rota.store import folder as folder_module
 from rota.weights import Weights
 
 SIZES = [5, 12, 7, 9, 8, 6, 5, 4, 6, 5, 7, 3]
@@ -515,6 +516,66 @@ def test_from_python(tmp_path: Path) -> None:
         rota.run([task], out=tmp_path / "run", **settings)
     with pytest.raises(BadInput, match="describes a run that was made in Python"):
         recipe.resolve(recipe.read(str(tmp_path / "run" / "config.toml")))
+
+
+def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(-1) - targets).abs().float()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda task: replace(task, data=federation(SIZES, seed=1)), "the data of 'blobs' are not those that the run in .* began with"),
+        (lambda task: replace(task, data=moved(task.data)), "the data of 'blobs' are not those"),
+        (lambda task: replace(task, score=absolute), r"task\.0\.score was \"top1\" and is now \"absolute\""),
+        (lambda task: replace(task, loss=absolute), r"task\.0\.loss was \"cross_entropy\" and is now \"absolute\""),
+    ],
+)
+def test_another_experiment_is_not_gone_on_with(change: Callable[[Task], Task], said: str, tmp_path: Path) -> None:
+    task = Task(linear, federation(SIZES))
+    settings: dict[str, Any] = {"rounds": 4, "engine": "sequential", "device": "cpu"}
+    with pytest.raises(Interrupted):
+        rota.run([task], out=tmp_path / "run", watch=stop_after(2, KeyboardInterrupt()), **settings)
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()}
+    with pytest.raises(BadInput, match=said):
+        rota.run([change(task)], out=tmp_path / "run", resume=True, **settings)
+    assert {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()} == before
+    assert len(rota.run([task], out=tmp_path / "run", resume=True, **settings).records) == 4
+
+
+def moved(data: Federation) -> Federation:
+    """One example's input is another."""
+    x = data.train.x.clone()
+    x[3] += 1
+    return replace(data, train=replace(data.train, x=x))
+
+
+def test_damaged_notes_on_the_data_are_named(tmp_path: Path) -> None:
+    task = Task(linear, federation(SIZES))
+    settings: dict[str, Any] = {"rounds": 2, "engine": "sequential", "device": "cpu"}
+    rota.run([task], out=tmp_path, **settings)
+    (tmp_path / "data.json").write_text("{")
+    with pytest.raises(BadInput, match=r"data\.json is damaged .* mend it"):
+        rota.run([task], out=tmp_path, resume=True, **settings)
+
+
+def test_the_digest_of_large_data_is_of_a_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = federation([40, 60])
+    whole = folder_module.digest(data)
+    monkeypatch.setattr(folder_module, "DIGESTED", 800)
+    assert folder_module.digest(data) == folder_module.digest(federation([40, 60])) != whole
+    assert folder_module.digest(data) != folder_module.digest(federation([41, 59]))
+
+
+def test_going_on_needs_a_folder() -> None:
+    with pytest.raises(BadInput, match="resume is True, but out is not given"):
+        rota.run([Task(linear, federation(SIZES))], resume=True)
+
+
+def test_a_ctrl_c_in_python_says_how_to_go_on(tmp_path: Path) -> None:
+    task = Task(linear, federation(SIZES))
+    with pytest.raises(KeyboardInterrupt, match=r"rota\.run\(\.\.\., out='.*', resume=True\)"):
+        rota.run([task], out=tmp_path, rounds=3, watch=stop_after(1, KeyboardInterrupt()))
 
 
 def test_numpys_numbers_are_numbers(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import typer
 
 from rota.cli_measure import bench, reproduce
 from rota.cli_options import Json, kinds, starting
-from rota.cli_output import Stopped, print_json, print_line, what_and_where
+from rota.cli_output import Stopped, print_json, print_line
 from rota.cli_runs import compare, report, run
-from rota.errors import BadInput, did_you_mean
+from rota.errors import BadInput, did_you_mean, what_and_where
 
 app = typer.Typer(
     help="Federated learning that decides, every round, who trains, which model, how much of it and with whom it is shared.",

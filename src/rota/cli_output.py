@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
 
@@ -31,10 +29,3 @@ class Stopped(Exception):
         super().__init__(what)
         self.status = status
         self.again = again
-
-
-def what_and_where(error: BaseException) -> str:
-    """An unforeseen error in one line, with the place in the code that raised it."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' * bool(words)}{words} ({Path(place.filename).name}, line {place.lineno})"

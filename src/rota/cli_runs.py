@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from rota.cli_options import Device, DeviceName, Engine, EngineName, Json, Precision, PrecisionName, Recipe, Set
-from rota.cli_output import Stopped, print_json, print_line, what_and_where
-from rota.errors import BadInput
+from rota.cli_output import Stopped, print_json, print_line
+from rota.errors import BadInput, what_and_where
 
 
 def run(
@@ -137,7 +137,7 @@ def _run_one(config: dict[str, Any], title: str, out: Path, how: dict[str, Any],
     """Resolve, build and run one config in its folder, with progress; `how` goes to `execute`, `again` is the command that resumes it."""
     from rota import progress
     from rota import recipe as recipes
-    from rota.experiment import Interrupted, execute
+    from rota.experiment import execute
 
     config = recipes.resolve(config)
     _check_folder(config, out, resume)  # before the data are loaded
@@ -148,7 +148,7 @@ def _run_one(config: dict[str, Any], title: str, out: Path, how: dict[str, Any],
             return execute(experiment, **how, out=out, resume=resume, config=config, watch=watch).summary
     except BadInput:
         raise
-    except (Interrupted, KeyboardInterrupt) as stop:
+    except KeyboardInterrupt as stop:
         raise Stopped(130, "interrupted", again if (out / "config.toml").exists() else None) from stop
     except Exception as error:
         raise Stopped(1, f"the run failed: {what_and_where(error)}", again if (out / "config.toml").exists() else None) from error

@@ -1,9 +1,11 @@
-"""The one exception that means "the user can fix this"."""
+"""The one exception that means "the user can fix this", and how the others are told."""
 
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class BadInput(ValueError):
@@ -26,3 +28,10 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     )
     *others, last = [f"'{each}'" for each in near] or [""]
     return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else f"known: {', '.join(known)}"
+
+
+def what_and_where(error: BaseException) -> str:
+    """An unforeseen error in one line, with the place in the code that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' * bool(words)}{words} ({Path(place.filename).name}, line {place.lineno})"

@@ -33,11 +33,11 @@ CHECKPOINT_COSTS = 20.0
 """... or so many times what a checkpoint takes, where that is more."""
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """The user stopped the run (Ctrl-C); `folder` holds its checkpoint, where it has a folder."""
 
     def __init__(self, folder: Path | None) -> None:
-        super().__init__()
+        super().__init__(f"to go on with it: rota.run(..., out='{folder}', resume=True)" if folder else "it has no folder to go on from")
         self.folder = folder
 
 
@@ -93,6 +93,8 @@ def run(
     """
     if not isinstance(out, str | Path | None):
         raise BadInput(f"out is {shown(out)}, but it takes a folder's path or None")
+    if resume and not out:
+        raise BadInput("resume is True, but out is not given: give the folder of the run to go on with")
     given = {"sampler": sampler, "estimator": estimator, "server": server, "devices": devices, "availability": availability}
     policies: dict[str, Any] = {"sampler": Uniform()} | {key: value for key, value in given.items() if value is not None}
     experiment = Experiment(tasks, **policies, rounds=rounds, seed=seed, evaluate=evaluate, target=target, metrics=metrics)
@@ -131,9 +133,9 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
     """Play the rounds that are left to play, and write down what they came to."""
     spent, records = 0.0, list[Record]()
     if folder:
+        folder.write_data(experiment)
         state, spent = folder.read_state(state)
         records = folder.records()
-        folder.write_data(experiment)
     meter = Meter(experiment.metrics, experiment.sampler, machine, records[-1] if records else {}) if experiment.metrics else None
     began = saved = time.monotonic()
 
@@ -213,6 +215,11 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     tasks = []
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         work = plain({f.name: getattr(task, f.name) for f in fields(task)})
-        model = getattr(task.model, "__qualname__", type(task.model).__name__)
-        tasks.append({**work, "name": name, "model": model, "data": task.data.name, "clients": task.data.clients})
+        functions = {key: _name(getattr(task, key)) for key in ("model", "loss", "score")}
+        tasks.append({**work, "name": name, **functions, "data": task.data.name, "clients": task.data.clients})
     return {"python": True, **numbers, **policies, "task": tasks}
+
+
+def _name(value: Any) -> str:
+    """Of a function or a class, or of an object's class."""
+    return str(getattr(value, "__qualname__", type(value).__name__))

@@ -27,7 +27,7 @@ from rota.engine.local import TOO_FEW
 from rota.errors import BadInput
 from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
 from rota.metrics import Meter
-from rota.plan import Plan, Seen, Task, admit, checked
+from rota.plan import NOT_FINITE, Plan, Seen, Task, admit, checked
 from rota.probe import Setting, price, probe
 from rota.record import Record, record
 from rota.sampling import Sampler
@@ -150,7 +150,10 @@ def _refuse(experiment: Experiment, plan: Plan, seen: Seen, now: int) -> None:
     wrong = {experiment.names[s]: reason for s, reason in zip(plan.model.tolist(), seen.reason, strict=True) if reason != TOO_FEW}
     if wrong:
         whose, why = " and ".join(f"'{name}'" for name in wrong), next(iter(wrong.values()))
-        raise FloatingPointError(f"round {now}: no client's update could be used ({why}); a lower lr for {whose} may help")
+        nothing = f"round {now}: no client's update could be used ({why})"
+        if why == NOT_FINITE:
+            raise FloatingPointError(f"{nothing}; a lower lr for {whose} may help")
+        raise RuntimeError(f"{nothing}: mend the model, the loss or the data of {whose}")
     if max(task.data.train.sizes.max() for task in experiment.tasks) < 2:
         raise BadInput(f"no client can train ({TOO_FEW}): give clients two examples or more, or choose a model without BatchNorm")
 

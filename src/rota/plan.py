@@ -167,6 +167,9 @@ class Chunk:
         return np.asarray(torch.linalg.vector_norm(self.update, dim=1).double().cpu().numpy())
 
 
+NOT_FINITE = "the update is not finite"
+
+
 def admit(chunk: Chunk) -> Chunk:
     """Turn rows that cannot be used into failed rows, with the reason."""
     finite = np.isfinite(chunk.norm)  # which may overflow where no entry does, so what it doubts is looked at
@@ -176,7 +179,7 @@ def admit(chunk: Chunk) -> Chunk:
         finite &= torch.isfinite(chunk.buffers).all(dim=1).cpu().numpy()
     if finite.all():
         return chunk
-    reason = [old if fine or old else "the update is not finite" for old, fine in zip(chunk.reason, finite.tolist(), strict=True)]
+    reason = [old if fine or old else NOT_FINITE for old, fine in zip(chunk.reason, finite.tolist(), strict=True)]
     return replace(chunk, reason=reason)
 
 

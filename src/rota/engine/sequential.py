@@ -15,6 +15,7 @@ from rota.engine import local
 from rota.engine.clock import Devices, step_flops
 from rota.engine.local import Correction
 from rota.engine.score import Score, Scorer, forward
+from rota.errors import what_and_where
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
@@ -48,7 +49,12 @@ class Sequential:
         """Run the plan's rows from these models, as in round `now`."""
         for row, (client, model) in enumerate(zip(plan.client.tolist(), plan.model.tolist(), strict=True)):
             shift = None if correction is None else correction(np.array([row]))[0]
-            end, loss, steps, examples, reason = self._train_row(models[model], client, model, now, shift)
+            try:
+                end, loss, steps, examples, reason = self._train_row(models[model], client, model, now, shift)
+            except torch.OutOfMemoryError:  # which is this machine's failure, not the client's
+                raise
+            except Exception as error:  # a model or a loss of the user's own may raise anything
+                end, loss, steps, examples, reason = models[model], float("nan"), 0, 0, what_and_where(error)
             yield Chunk(
                 rows=np.array([row]),
                 model=model,

@@ -254,13 +254,18 @@ def half(width: int) -> int:
 def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> None:
     """Compare gradients [rows, params] with plain autograd's on the examples `pick` in a first step with this key."""
     module = copy.deepcopy(steps.module).train()
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        raise Unbatchable("some of its parameters are frozen")
     try:
         with local.Dropout(key), torch.autocast(steps.x.device.type, steps.autocast, enabled=steps.autocast is not None):
             outputs = module(steps.x[pick])
     except ValueError as error:  # BatchNorm, where a mini-batch is a single example
         raise Unbatchable(str(error)) from error
     loss = steps.task.loss(outputs.float() if steps.autocast else outputs, steps.y[pick]).mean()
-    plain = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    gradient = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
+    if any(g is None for g in gradient):
+        raise Unbatchable("some of its parameters are not used")  # which an optimiser leaves alone, weight decay and all
+    plain = torch.cat([g.flatten() for g in gradient])
     apart = float((found - plain).norm() / (plain.norm() * len(found) ** 0.5).clamp(min=1e-12))
     if not apart < (ROUGH if steps.autocast else TOLERANCE):
         raise Unbatchable(f"its gradient differs from plain training by {apart:.1%} (does it mix the examples of a mini-batch?)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import tomllib
@@ -14,9 +15,11 @@ from urllib.parse import quote
 
 import numpy as np
 import tomli_w
+import torch
 from safetensors.torch import save_file
 
 from rota import weights
+from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.loop import Experiment, State
 from rota.record import Record, finite
@@ -25,6 +28,9 @@ from rota.store.checkpoint import sync
 
 LISTED_CLIENTS = 2000
 """Up to this many clients data.json lists each one; beyond, an evenly spread selection of that many, by size."""
+
+DIGESTED = 2**26
+"""Up to so many bytes of inputs, and of targets, are looked at to tell other data apart."""
 
 
 class Folder:
@@ -114,8 +120,18 @@ class Folder:
         write(self.path / "summary.json", json.dumps(finite(summary), indent=2) + "\n")
 
     def write_data(self, experiment: Experiment) -> None:
-        """data.json: who holds how much of what, for the report."""
-        write(self.path / "data.json", json.dumps({name: describe(experiment, s) for s, name in enumerate(experiment.names)}) + "\n")
+        """data.json: who holds how much of what, for the report. A run that is gone on with must have the data it began with."""
+        path, found = self.path / "data.json", {name: describe(experiment, s) for s, name in enumerate(experiment.names)}
+        try:
+            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
+        except ValueError as error:
+            raise BadInput(f"{path} is damaged ({error}): mend it, or start again with another --out") from error
+        for name in found:
+            if before.get(name) != found[name]:
+                raise BadInput(
+                    f"the data of '{name}' are not those that the run in {self.path} began with: give it the same, or another --out"
+                )
+        write(path, json.dumps(found) + "\n")
 
     def write_models(self, experiment: Experiment, state: State) -> None:
         """models/NAME.safetensors: the models by their modules' own tensor names."""
@@ -204,9 +220,21 @@ def describe(experiment: Experiment, task: int) -> dict[str, Any]:
         "clients": data.clients,
         "examples": int(sizes.sum()),
         "test_examples": len(data.test.y),
+        "digest": digest(data),
         "shown": shown.tolist(),
         "sizes": sizes[shown].tolist(),
     }
     if data.classes and data.clients * data.classes <= 50_000_000:
         out["labels"] = data.train.label_counts(data.classes)[shown].tolist()
     return out
+
+
+def digest(data: Federation) -> str:
+    """Tells data apart: of who has which examples, all targets, and the inputs, or an even selection of them where they are many."""
+    out = hashlib.blake2b(digest_size=16)
+    for part in (data.train, data.test):
+        out.update(part.offsets.tobytes())
+        for values in (part.y, part.x):
+            step = max(1, -(-values.nbytes // DIGESTED))
+            out.update(values[::step].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()
