@@ -133,7 +133,8 @@ class StaleVr(FedVarp):
     """StaleVR: FedVARP with each client's best beta, <G, h> / |h|^2; every client trains to know it before anybody is drawn (S0).
 
     That beta makes |G - beta h| least; it is 0 where nothing is remembered. Clients that cannot be reached keep the beta of the last time,
-    b. Since whether it is fitted is then a matter of chance, what a new one changes counts by the shares of the round, d_i / q_i for
+    as b, between 0 and 1: it was fitted to another h, and where that was small it says nothing of how large this one's should be.
+    Since whether it is fitted is then a matter of chance, what a new one changes counts by the shares of the round, d_i / q_i for
     those who can be reached, where q_i is their chance: d_i b h_i + d_i / q_i (beta_i - b) h_i, in expectation d_i beta_i h_i.
     """
 
@@ -157,7 +158,8 @@ class StaleVr(FedVarp):
         return {**state, "beta": beta, "certain": certain}
 
     def _learn(self, state: Tensors) -> Tensors:
-        return {"certain": state["share"] * state["beta"]}
+        beta = state["beta"].clamp(0.0, 1.0)
+        return {"beta": beta, "certain": state["share"] * beta}
 
 
 @dataclass(frozen=True)

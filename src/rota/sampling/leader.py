@@ -28,9 +28,9 @@ def begin(shares: Array, draws: float, usual: Array, theta: float | None, gamma:
 
 
 def learn(state: State, back: Feedback, estimate: Array, budget: float) -> State:
-    """omega grows by the estimates of pi^2, from a round of so many draws."""
+    """omega grows by the estimates of pi^2, from a round of so many draws. An estimate that overflows is left out."""
     omega = state["omega"].copy()
-    omega[back.model, back.client] += estimate
+    omega[back.model, back.client] += np.where(np.isfinite(estimate), estimate, 0.0)
     return {**state, "omega": omega, "spent": state["spent"] + budget}
 
 
