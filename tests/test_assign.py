@@ -440,6 +440,18 @@ def test_scores() -> None:
     assert nothing.rates(asked(nothing, np.nan * NORM), SHARES).sum() == pytest.approx(4)
 
 
+def test_who_failed_when_asked_is_not_drawn_while_others_have_an_update() -> None:
+    sampler = SAMPLERS["mmfl-gvr"](budget=2)  # type: ignore[call-arg]
+    shares = np.full((2, 4), 0.25)
+    everybody = rota.sampling.draw.everybody(shares)
+    answers = Seen.nothing(8)
+    answers.norm[:] = [1, np.nan, 2, 3, 1, 1, np.nan, 2]
+    rates = sampler.rates(sampler.hear(sampler.init(shares, 5), everybody, answers), shares)  # type: ignore[attr-defined]
+    assert rates[0, 1] == rates[1, 2] == 0
+    assert (rates > 0).sum() == 6
+    assert rates.sum() == pytest.approx(2)
+
+
 def test_even_rates_keep_the_bounds() -> None:
     """What a loss of 0 leaves: nobody beyond its uploads, nothing drawn more than once where models are distinct."""
     uploads = (0.3, 5.0, 0.5, 1.0, 2.0, 0.7)

@@ -400,7 +400,9 @@ def test_a_run_that_fails_says_what_where_and_how_to_resume(tmp_path: Path) -> N
     what, again = outcome.err.splitlines()[-2:]
     assert outcome.status == 1
     assert outcome.out == ""
-    assert re.match(r"rota: the run failed: FloatingPointError: round 1: no client's update could be used .*\(loop.py, line \d+\)", what)
+    assert re.match(
+        r"rota: the run failed: FloatingPointError: round \d: no client's update could be used .*\(experiment.py, line \d+\)", what
+    )
     assert again == f"rota: to resume: rota run '{tmp_path}/a b/config.toml' --out '{tmp_path}/a b' --device cpu --resume"
     assert "Traceback" not in outcome.err
 

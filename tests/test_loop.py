@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from torch import nn
 
 import rota
 from rota import loop
+from rota.availability import Availability
 from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, Sgd
-from rota.plan import Plan, Seen, Task
-from rota.sampling import Full, Uniform
+from rota.plan import Plan, Question, Seen, Task
+from rota.sampling import SAMPLERS, Full, Uniform
 
 
 def test_the_loop_fits_on_two_screens() -> None:
@@ -130,13 +131,46 @@ def test_who_fails_has_worked_and_sent_what_it_has() -> None:
     assert failed == fine
 
 
-def test_a_round_in_which_everybody_fails_ends_the_run() -> None:
-    said = r"round 1: no client's update could be used \(the update is not finite\); a lower lr for '{}' may help"
-    with pytest.raises(FloatingPointError, match=said.format("blobs")):
-        rota.run([Task(fragile, sick([0, 1, 2]))], Full(), rounds=3)
+@pytest.mark.parametrize(("rounds", "until"), [(20, 5), (3, 3), (1, 1)])
+def test_rounds_in_which_everybody_fails_end_the_run(rounds: int, until: int) -> None:
+    said = r"round {0}: no client's update could be used in {0} rounds? \(the update is not finite\); a lower lr for '{1}' may help"
+    with pytest.raises(FloatingPointError, match=said.format(until, "blobs")):
+        rota.run([Task(fragile, sick([0, 1, 2]))], Full(), rounds=rounds)
     few = Task(network, federation([1, 1, 1]), name="few")  # which fails for another reason
-    with pytest.raises(FloatingPointError, match=said.format("a' and 'b")):
-        rota.run([few, *(Task(fragile, sick([0, 1, 2]), name=name) for name in "ab")], Full(), rounds=3)
+    with pytest.raises(FloatingPointError, match=said.format(until, "a' and 'b")):
+        rota.run([few, *(Task(fragile, sick([0, 1, 2]), name=name) for name in "ab")], Full(), rounds=rounds)
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Draws some clients in each of its rounds, again and again."""
+
+    turns: tuple[tuple[int, ...], ...]
+
+    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:  # noqa: ARG002
+        return {"turn": np.zeros(1, np.int64)}
+
+    def draw(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Plan:
+        return Watching(self.turns[int(state["turn"][0]) % len(self.turns)]).draw(state, shares, generator)
+
+    def observe(self, state: dict[str, np.ndarray], *_: object) -> dict[str, np.ndarray]:
+        return {"turn": state["turn"] + 1}
+
+
+def test_only_rounds_in_a_row_end_it_and_those_without_clients_do_not_count() -> None:
+    """Client 1 is ill, and drawn alone in most rounds."""
+    task = Task(fragile, sick([1]))
+    assert rota.run([task], InTurn(((1,), (1,), (1,), (1,), (0,))), rounds=20).summary["failures"] == 16
+    with pytest.raises(FloatingPointError, match="round 9: no client's update could be used in 5 rounds"):
+        rota.run([task], InTurn(((1,), ())), rounds=20)
+
+
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in ("full", "mmfl-vre")])
+def test_a_model_that_nobody_can_train_does_not_end_the_others(sampler: str, blobs: Federation) -> None:
+    dead = Task(fragile, sick([*range(6)], (5, 12, 20, 31, 8, 17)), name="dead")
+    run = rota.run([dead, Task(linear, blobs, name="fine")], SAMPLERS[sampler](budget=2), rounds=12)  # type: ignore[call-arg]
+    assert sum(line["models"]["fine"]["trained"] for line in run.records) > 0
+    assert {failure["model"] for line in run.records for failure in line["failures"]} == {"dead"}
 
 
 class Sensitive(nn.Linear):
@@ -168,9 +202,7 @@ def test_a_client_whose_training_raises_is_a_failed_row() -> None:
 
 def test_training_that_raises_for_everybody_ends_the_run() -> None:
     task = Task(lambda shape, classes: Sensitive(shape[0], classes), ill([0, 1, 2]), name="odd")
-    said = (
-        r"round 1: no client's update could be used \(ValueError: sensor overflow \(.*\)\): mend the model, the loss or the data of 'odd'"
-    )
+    said = r"no client's update could be used in 2 rounds \(ValueError: sensor overflow \(.*\)\): mend the model, the loss or the data"
     with pytest.raises(RuntimeError, match=said):
         rota.run([task], Full(), rounds=2)
 
@@ -264,3 +296,51 @@ def test_a_module_is_a_starting_point(blobs: Federation) -> None:
     before: Any = module.weight.detach().clone()
     rota.run([Task(module, blobs)], Full(), rounds=1)
     assert torch.equal(module.weight.detach(), before)
+
+
+@dataclass(frozen=True)
+class Attentive:
+    """Draws everybody that can be reached, and keeps what it is given."""
+
+    told: list[tuple[np.ndarray, np.ndarray, Seen]] = field(default_factory=list)
+    heard: list[Seen] = field(default_factory=list)
+
+    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:  # noqa: ARG002
+        return {}
+
+    def draw(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+        self.told.append((shares, shares, Seen.nothing(0)))
+        return rota.sampling.draw.everybody(shares)
+
+    def observe(self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+        self.told[-1] = (self.told[-1][0], shares, seen)
+        return state
+
+
+@dataclass(frozen=True)
+class Asking(Attentive):
+    """Asks them before, too."""
+
+    def ask(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(rota.sampling.draw.everybody(shares), "norm")
+
+    def hear(self, state: dict[str, np.ndarray], plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+        self.heard.append(seen)
+        return state
+
+
+def test_a_sampler_observes_by_the_shares_that_it_drew_by(blobs: Federation) -> None:
+    sampler = Attentive()
+    rota.run([Task(linear, blobs)], sampler, availability=Availability(chance=0.5), rounds=6)
+    assert len({shares.tobytes() for shares, _, _ in sampler.told}) > 1, "not all can be reached"
+    assert all(drawn is observed for drawn, observed, _ in sampler.told)
+
+
+def test_rows_have_the_pace_of_their_model_asked_and_drawn(blobs: Federation) -> None:
+    """Each model's learning rate of the round, in parts of the largest: 0.1 and 0.4, then 0.1 and 0.2, then equal, then 0.05 and 0.1."""
+    sampler = Asking()
+    slow, fast = Task(linear, blobs, lr=0.1, name="slow"), Task(linear, blobs, lr=0.4, lr_decay=0.5, name="fast")
+    rota.run([slow, fast], sampler, rounds=4)
+    expected = [(0.25, 1.0), (0.5, 1.0), (1.0, 1.0), (1.0, 0.5)]
+    for seen in ([seen for _, _, seen in sampler.told], sampler.heard):
+        np.testing.assert_allclose([(each.pace[0], each.pace[-1]) for each in seen], expected)

@@ -257,8 +257,20 @@ def test_methods_are_compared_by_the_seeds_that_both_have() -> None:
     assert "| Random | 0.778 | 0.675 ({:.3f} to {:.3f}) |".format(*between) in text
     assert "| Random | 67.5% |" in text, "of the seeds that full participation has"
     assert "| MMFL-GVR | 0.893 | 0.800, 1 seed |" in text
-    same = found(full=[1.0, 1.0], gvr=[0.8, 0.9], random=[0.5, 0.5])
-    assert mmfl_page._order(same, "3") == {"3 tasks: MMFL-GVR, 0.850, is above Random, 0.500": True}
+    same = found(full=[1.0, 1.0], gvr=[0.8, 0.81], random=[0.5, 0.5])
+    assert mmfl_page._order(same, "3") == {"3 tasks: MMFL-GVR, 0.805, is above Random, 0.500": True}
+
+
+def test_a_claim_that_may_hold_by_chance_says_so() -> None:
+    some = found(full=[1.0, 1.0], gvr=[0.8, 0.6], random=[0.5, 0.5])
+    assert mmfl_page._order(some, "3") == {"3 tasks: MMFL-GVR, 0.700, is above Random, 0.500, which may be chance": True}
+
+
+def test_updates_that_could_not_be_used_are_on_the_page() -> None:
+    some = found(full=[0.8, 0.8], fedvarp=[0.4, 0.7])
+    assert "could not be used" not in report(some).text
+    some["3-fedvarp"][0]["failures"] = {"a": 61}
+    assert "- FedVARP, seed 0: 61 of a, which were not finite\n" in report(some).text
 
 
 def test_missing_runs_are_named_at_the_top() -> None:

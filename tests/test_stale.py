@@ -210,6 +210,7 @@ def test_variance() -> None:
 
 VECTORS = arrays(np.float64, 5, elements=st.floats(-10, 10, width=32))
 
+
 @pytest.mark.parametrize(("sign", "counts"), [(1.0, 1.0), (-1.0, 0.0)])
 def test_a_beta_of_the_last_time_is_between_0_and_1(sign: float, counts: float) -> None:
     """Fitted to a small h it would be 1000 for the next one, where the client cannot be reached: unbiased, but of no use."""
@@ -222,7 +223,6 @@ def test_a_beta_of_the_last_time_is_between_0_and_1(sign: float, counts: float) 
         np.testing.assert_allclose(found[0], updates[0][0])
     found, _ = estimate(estimator, state, nobody, updates)
     np.testing.assert_allclose(found[0], counts * updates[0][0])
-
 
 
 @settings(deadline=None, max_examples=100)

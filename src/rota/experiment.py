@@ -15,13 +15,14 @@ from rota import loop, weights
 from rota.availability import Availability
 from rota.check import check
 from rota.engine import Devices, Engine, make
+from rota.engine.local import TOO_FEW
 from rota.errors import BadInput
 from rota.estimate import Estimator, Server
 from rota.kinds import shown
 from rota.loop import Experiment, State
 from rota.metrics import SUMMED, Meter
-from rota.plan import Task
-from rota.record import Record, columns, reached
+from rota.plan import NOT_FINITE, Task
+from rota.record import ASKED, Record, columns, reached
 from rota.sampling import Sampler, Uniform
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ CHECKPOINT_SECONDS = 5.0
 """A crash loses no more than this much work ..."""
 CHECKPOINT_COSTS = 20.0
 """... or so many times what a checkpoint takes, where that is more."""
+
+
+PATIENCE = 5
+"""So many rounds in a row in which clients trained and no update could be used end a run."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -151,6 +156,7 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
                 folder.append(entry)
             state = after  # only now: a checkpoint of a round whose line is not written could not be resumed
             records.append(entry)
+            refuse(experiment, records)
             done = reached(entry, experiment.target)
             if folder and time.monotonic() - saved > pause:
                 start = time.monotonic()
@@ -168,6 +174,29 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
         folder.write_models(experiment, state)
         folder.write_summary(summary)
     return Run(experiment, state, records, summary, folder.path if folder else None)
+
+
+def refuse(experiment: Experiment, records: list[Record]) -> None:
+    """End a run in which nothing is learned any more, of whatever model. A single client, round or model that fails ends none."""
+    wrong: dict[str, str] = {}
+    number = 0
+    for line in reversed(records):
+        if any(model["trained"] for model in line["models"].values()):
+            return
+        failed = {each["model"]: each["reason"] for each in line["failures"] if each["reason"].removesuffix(ASKED) != TOO_FEW}
+        if not failed and line["failures"] and max(task.data.train.sizes.max() for task in experiment.tasks) < 2:
+            raise BadInput(f"no client can train ({TOO_FEW}): give clients two examples or more, or choose a model without BatchNorm")
+        wrong |= failed
+        number += bool(failed)
+        if number == min(PATIENCE, experiment.rounds):
+            break
+    else:
+        return
+    why, whose = next(iter(wrong.values())).removesuffix(ASKED), " and ".join(f"'{name}'" for name in wrong)
+    nothing = f"round {records[-1]['round']}: no client's update could be used in {number} round{'s' * (number > 1)} ({why})"
+    if why == NOT_FINITE:
+        raise FloatingPointError(f"{nothing}; a lower lr for {whose} may help")
+    raise RuntimeError(f"{nothing}: mend the model, the loss or the data of {whose}")
 
 
 def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:

@@ -23,11 +23,9 @@ from rota import rng
 from rota.availability import Availability
 from rota.data.federation import Array
 from rota.engine import Devices, Engine
-from rota.engine.local import TOO_FEW
-from rota.errors import BadInput
 from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
 from rota.metrics import Meter
-from rota.plan import NOT_FINITE, Plan, Seen, Task, admit, checked
+from rota.plan import Seen, Task, admit, checked
 from rota.probe import Setting, price, probe
 from rota.record import Record, record
 from rota.sampling import Sampler
@@ -121,7 +119,6 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     for chunk in engine.train(state.models, plan, now, correction):
         chunk = admit(chunk)
         seen.add(chunk, estimator.add(sums, plan, chunk))
-    _refuse(experiment, plan, seen, now)
 
     estimates, remembered = estimator.finish(recalled, sums)
     models, server = apply(experiment.server, state.models, estimates, state.server)
@@ -141,21 +138,6 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     totals: Record = {"seconds": new.seconds, "client_seconds": cost.client_seconds, "bytes_up": new.bytes_up, "bytes_down": new.bytes_down}
     totals |= {"server_bytes": new.nbytes, **(meter(memory, shares, state.models, now) if meter else {})}
     return new, record(now, experiment.names, plan, seen, engine.evaluate(models) if test else None, totals, asked)
-
-
-def _refuse(experiment: Experiment, plan: Plan, seen: Seen, now: int) -> None:
-    """End a run in which nothing is learned any more. Clients with too few examples are passed over, unless there are no others."""
-    if seen.ok.any() or not seen.reason:
-        return
-    wrong = {experiment.names[s]: reason for s, reason in zip(plan.model.tolist(), seen.reason, strict=True) if reason != TOO_FEW}
-    if wrong:
-        whose, why = " and ".join(f"'{name}'" for name in wrong), next(iter(wrong.values()))
-        nothing = f"round {now}: no client's update could be used ({why})"
-        if why == NOT_FINITE:
-            raise FloatingPointError(f"{nothing}; a lower lr for {whose} may help")
-        raise RuntimeError(f"{nothing}: mend the model, the loss or the data of {whose}")
-    if max(task.data.train.sizes.max() for task in experiment.tasks) < 2:
-        raise BadInput(f"no client can train ({TOO_FEW}): give clients two examples or more, or choose a model without BatchNorm")
 
 
 def apply(server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]) -> tuple[list[Weights], list[Tensors]]:

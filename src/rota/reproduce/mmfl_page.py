@@ -133,7 +133,8 @@ def _order(found: Cells, setting: str) -> dict[str, bool]:
         if mine:
             first, second = float(np.mean(mine)), float(np.mean(theirs))
             note = _both(found, setting, better, worse)
-            claim = f"{setting} tasks: {TITLES[better]}, {first:.3f}, is {how} {TITLES[worse]}, {second:.3f}{note}"
+            between = _chance(lead(found, setting, better, worse)) if first > second else ""
+            claim = f"{setting} tasks: {TITLES[better]}, {first:.3f}, is {how} {TITLES[worse]}, {second:.3f}{note}{between}"
             out[claim] = first > second if how == "above" else first >= second
     return out
 
@@ -157,7 +158,8 @@ def _text(found: Cells, settings: list[str], about: About, claims: dict[str, boo
     lines = [_first(about), "", *_missing(found, about), *([held, more, ""] if claims else []), _reading(about), ""]
     for setting in settings:
         lines += [f"## {setting} tasks", "", *grid(TASKS, about.tasks[setting], numbers=(4, 5)), ""]
-        lines += [*_table(found, setting, about), "", *_models(found, setting), "", *([] if about.quick else _turned(found, setting))]
+        lines += [*_table(found, setting, about), "", *_failed(found, setting), *_models(found, setting), ""]
+        lines += [] if about.quick else _turned(found, setting)
     if not about.quick:
         lines += ["## Where the source's code differs", "", REASONS, "", *_kvib(found, settings, about)]
     lines += ["## Methods", "", *_methods(about), "## Claims and charts" if claims else "## Charts", ""]
@@ -256,6 +258,16 @@ def _table(found: Cells, setting: str, about: About) -> list[str]:
     return grid(("method", *source, "relative accuracy", "communication", "computation", "server memory"), rows)
 
 
+def _failed(found: Cells, setting: str) -> list[str]:
+    """The runs in which clients' updates could not be used. (Parts that were made before this was written down say nothing.)"""
+    lines = []
+    for method in _ranked(found, setting):
+        for seed in seeds(found, setting, method):
+            some = found[f"{setting}-{method}"][seed].get("failures", {})
+            lines += [f"- {TITLES[method]}, seed {seed}: {number} of {name}, which were not finite" for name, number in some.items()]
+    return ["Updates that could not be used:", "", *lines, ""] if lines else []
+
+
 def three_digits(value: float) -> str:
     """A number from 0 on with three significant digits (all those before the point), and commas between thousands."""
     if value == 0:
@@ -289,14 +301,18 @@ def _turned(found: Cells, setting: str) -> list[str]:
         ahead = lead(found, setting, worse, better)
         if PAPER[setting][better] > PAPER[setting][worse] and len(ahead) > 1 and np.mean(ahead) > 0:
             theirs = PAPER[setting][better] - PAPER[setting][worse]
-            sure = "" if interval(ahead).low > 0 else ", which may be chance"
             lines.append(
                 f"- {TITLES[better]} is above {TITLES[worse]} by {theirs:.3f} in the source, here below it by "
-                f"{difference(ahead)}{_both(found, setting, better, worse)}{sure}"
+                f"{difference(ahead)}{_both(found, setting, better, worse)}{_chance(ahead)}"
             )
     if not lines:
         return []
     return ["Pairs in another order than the source's, by the difference of their relative accuracies:", "", *lines, ""]
+
+
+def _chance(ahead: list[float]) -> str:
+    """A word on a lead whose interval has 0 in it."""
+    return "" if interval(ahead).low > 0 else ", which may be chance"
 
 
 def difference(values: list[float]) -> str:

@@ -321,11 +321,13 @@ class Track:
         experiment = loop.Experiment(self.tasks, sampler, estimator, rounds=self.rounds, seed=self.seed, evaluate=self.rounds + 1)
         state, client_seconds, server_bytes = loop.begin(experiment, self.engine), 0.0, 0
         curve: dict[int, list[float]] = {}
+        failures: Counter[str] = Counter()
         while state.round < self.rounds:
             in_time(self.deadline)
             state, line = loop.play(experiment, self.engine, state)
             client_seconds += line["client_seconds"]
             server_bytes = max(server_bytes, line["server_bytes"])
+            failures.update(failure["model"] for failure in line["failures"])
             if state.round > self.rounds - self.last or state.round % EVERY == 0:
                 curve[state.round] = [score.accuracy for score in self.engine.evaluate(state.models)]
         end = np.array([accuracies for t, accuracies in curve.items() if t > self.rounds - self.last])
@@ -337,4 +339,5 @@ class Track:
             "bytes": state.bytes_up + state.bytes_down,
             "client_seconds": client_seconds,
             "server_bytes": server_bytes,
+            "failures": dict(failures),
         }
