@@ -332,7 +332,9 @@ def test_reproduce_can_write_what_is_there_and_say_what_is_missing(tmp_path: Pat
 
 def record(round_: int, accuracy: float | None = 0.5, failures: int = 0) -> dict[str, object]:
     loss = None if accuracy is None else 1.25
-    return {"round": round_, "accuracy": accuracy, "loss": loss, "cohort": {"a": [1, 2]}, "failures": [{}] * failures}
+    model = {} if accuracy is None else {"accuracy": accuracy, "loss": loss}
+    whole = {"accuracy": accuracy, "loss": loss, "models": {"a": model}}
+    return {"round": round_, **whole, "cohort": {"a": [1, 2]}, "failures": [{}] * failures}
 
 
 def test_plain_progress_counts_the_time_left_from_what_this_process_did(
@@ -349,6 +351,13 @@ def test_plain_progress_counts_the_time_left_from_what_this_process_did(
     assert shown[1] == "title: round 53/100  accuracy 50.00%  loss 1.2500  2 clients, 1 failed  47 s left"
     assert shown[-1] == "title: round 100/100  accuracy 50.00%  loss 1.2500  2 clients"
     assert len(shown) == 26  # every two seconds, and the last
+
+
+def test_progress_says_the_scores_of_models_that_are_not_alike() -> None:
+    apart = {"accuracy": None, "loss": None, "models": {"a": {"accuracy": 0.5}, "b": {"accuracy": -172.25}, "c": {"accuracy": None}}}
+    assert progress.scores(apart) == "a 50.00%  b -172.2  c not finite"
+    assert progress.scores({"accuracy": -3.5, "loss": 3.5, "models": {"a": {"accuracy": -3.5}}}) == "accuracy -3.5  loss 3.5000"
+    assert progress.scores({"accuracy": None, "loss": None, "models": {"a": {"trained": 3}}}) == ""
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5900, "98 min"), (6060, "1 h 41 min")])

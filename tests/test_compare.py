@@ -200,6 +200,16 @@ def test_seeds_of_several_models_are_one_row() -> None:
     assert len(head) == len(row)
 
 
+def test_scores_that_are_not_alike_have_no_columns_over_all() -> None:
+    models = {"a": {"accuracy": 0.5}, "b": {"accuracy": -172.25}}
+    costs = {"bytes_up": 1e6, "bytes_down": 1e6, "client_seconds": 2.0, "server_bytes": 1e3}
+    one = {"models": models, "accuracy": None, "worst_accuracy": None, "accuracy_spread": None, "rounds": 3, **costs}
+    head, row, *_ = compare.table([{"run": "x-seed0", **one}])
+    assert [re.split(r"\s{2,}", line) for line in (head, row)] == [["run", "a", "b", "rounds"], ["x-seed0", "50.00%", "-172.2", "3"]]
+    head, row, *_ = compare.table([{"run": f"x-seed{seed}", **one} for seed in range(2)])
+    assert re.split(r"\s{2,}", row)[1:] == ["50.0 %", "-172.2", "3"]
+
+
 def test_what_is_compared_sees_the_same_noise(finished: tuple[Path, str]) -> None:
     folder, _ = finished
     drawn = {path.name: [line["cohort"] for line in lines(path)] for path in folder.iterdir() if path.is_dir()}

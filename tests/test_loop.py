@@ -276,6 +276,25 @@ def test_it_stops_at_the_target_and_tests_only_when_asked(blobs: Federation) -> 
     assert run.rounds["accuracy"][-1] >= 0.8
 
 
+def test_scores_that_are_not_alike_are_not_averaged(blobs: Federation, tmp_path: Path) -> None:
+    def worse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return -(outputs.gather(1, targets[:, None])[:, 0] ** 2)
+
+    tasks = [Task(linear, blobs, name="a"), Task(linear, blobs, name="b", score=worse)]
+    run = rota.run(tasks, Full(), rounds=3, evaluate=2, out=tmp_path / "a")
+    whole = ("accuracy", "loss", "worst_accuracy", "accuracy_spread")
+    assert {line[key] for line in run.records for key in whole} == {run.summary[key] for key in whole} == {None}
+    assert ["accuracy" in line["models"]["b"] for line in run.records] == [False, True, True]
+    assert run.summary["models"]["a"]["accuracy"] == run.records[-1]["models"]["a"]["accuracy"] > 0
+    assert run.summary["models"]["b"]["best_accuracy"] < 0
+    again = rota.run(tasks, Full(), rounds=3, evaluate=2, out=tmp_path / "a", resume=True)
+    assert again.summary["models"] == run.summary["models"]
+    alike = rota.run([replace(task, score=worse) for task in tasks], Full(), rounds=1)
+    assert alike.summary["worst_accuracy"] <= alike.summary["accuracy"] < 0
+    with pytest.raises(BadInput, match="target is one number for all models, but the tasks have different scores: leave target out"):
+        rota.run(tasks, Full(), rounds=3, target=0.5)
+
+
 def test_the_last_round_is_always_tested(blobs: Federation) -> None:
     run = rota.run([Task(linear, blobs)], Full(), rounds=5, evaluate=3)
     assert [value is None for value in run.rounds["accuracy"]] == [True, True, False, True, False]

@@ -40,10 +40,12 @@ def make(
     failing: str = "",
     finished: bool = True,
     lift: float = 0.0,
+    errors: str = "",
     more: dict[str, Any] | None = None,
     **config: Any,
 ) -> Path:
-    """A run folder as a run writes it, with accuracies that climb from 0.3 + lift; `more` goes into each round's line."""
+    """A run folder as a run writes it, with accuracies that climb from 0.3 + lift; `more` goes into each round's line, and the model
+    `errors` is scored by its errors, unlike the others."""
     rng = np.random.default_rng([seed, len(path.name), people])
     path.mkdir(parents=True)
     tasks = [{"name": model, "model": "net", "lr": 0.1} for model in models]
@@ -73,13 +75,16 @@ def make(
                 scores[model] |= {"loss": 2.0 / now + s, "accuracy": float(level) - 0.05 * s}
                 if by_client:
                     scores[model]["client_accuracy"] = {"p10": float(level) - 0.2, "p50": float(level), "p90": float(level) + 0.05}
+        if tested and errors:
+            scores[errors]["accuracy"] = -200.5 / now
+        together = tested and not errors
         reached = [score["accuracy"] for score in scores.values()] if tested else [np.nan]
         fair = {"worst_accuracy": float(np.min(reached)), "accuracy_spread": float(np.std(reached))}
         line = {
             "round": now,
-            "accuracy": float(np.mean(reached)) if tested else None,
-            **({key: value if tested else None for key, value in fair.items()} if len(models) > 1 else {}),
-            "loss": float(np.mean([score["loss"] for score in scores.values()])) if tested else None,
+            "accuracy": float(np.mean(reached)) if together else None,
+            **({key: value if together else None for key, value in fair.items()} if len(models) > 1 else {}),
+            "loss": float(np.mean([score["loss"] for score in scores.values()])) if together else None,
             "models": scores,
             "cohort": {model: rng.choice(people, cohort, replace=False).tolist() for model in models},
             "probability": {"min": 0.1, "max": 0.1},
@@ -103,7 +108,8 @@ def compare(path: Path, samplers: tuple[str, ...] = ("uniform", "kvib", "vrb"), 
     for number, name in enumerate(samplers):
         for seed in range(seeds):
             own = {"gamma": 0.3} if name == "kvib" else {}
-            make(path / f"{name}-seed{seed}", seed=seed, lift=0.1 * number, **{"sampler": {"name": name, "budget": 3, **own}, **same})
+            own = {"lift": 0.1 * number, "sampler": {"name": name, "budget": 3, **own}}
+            make(path / f"{name}-seed{seed}", seed=seed, **{**own, **same})
     return read_all(path)
 
 
@@ -461,6 +467,65 @@ def test_a_score_that_is_no_share_has_an_axis_of_its_own(tmp_path: Path) -> None
     aimed = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "c", lift=-2.0, target=0.6))))
     assert "Mean score" in aimed.note
     assert "The dotted line is the target" in aimed.note
+
+
+def test_scores_that_are_not_alike_are_not_put_together(tmp_path: Path) -> None:
+    unlike: dict[str, Any] = {"models": ("digits", "line"), "errors": "line", "by_client": False}
+    page = render(groups := read_all(make(tmp_path / "one", **unlike)))
+    charts = traces_of(page)["charts"]
+    assert [key for key in charts if "accuracy" in key or "loss" in key] == ["accuracy digits", "loss digits", "accuracy line", "loss line"]
+    assert [len(charts[f"accuracy {model}"]["traces"]) for model in ("digits", "line")] == [1, 1]
+    assert "line: test score" in page
+    assert (charts["accuracy digits"]["layout"]["yaxis"], charts["accuracy line"]["layout"]["yaxis"]) == (
+        curves.SHARE,
+        {"tickformat": "~g"},
+    )
+    assert ["%" in charts[f"accuracy {model}"]["traces"][0]["meta"]["value"][4:] for model in ("digits", "line")] == [True, False]
+    assert list(traces_of(page)["series"].values()) == [{"colour": 0, "dash": "solid"}, {"colour": 1, "dash": "solid"}]
+    assert {"worst", "model spread", "accuracy", "loss"}.isdisjoint(charts)
+    digits = groups[0].runs[0].last("accuracy", "digits") or 0
+    assert [tile[:2] for tile in tables.tiles(groups)[:3]] == [
+        ("Final accuracy of digits", numbers.percent(digits)),
+        ("Final score of line", "-33.42"),
+        ("Virtual time", "3" + numbers.SPACE + "min"),
+    ]
+    groups = compare(tmp_path / "several", samplers=("uniform", "vrb"), seeds=2, **unlike)
+    charts = traces_of(render(groups))["charts"]
+    assert [key for key in charts if "accuracy" in key or "loss" in key] == ["accuracy digits", "loss digits", "accuracy line", "loss line"]
+    head, first, _ = cells(tables.models(groups, ["digits", "line"]))
+    assert head == ["Run", "digits", "line"]
+    assert first[2] == "-33.42"
+    assert [name for name, *_ in tables.tiles(groups)[:3]] == ["Highest accuracy of digits", "Highest score of line", "Least virtual time"]
+    assert cells(tables.costs(groups))[0][:2] == ["Run", "Sent up"]
+    assert cells(tables.runs(groups))[0][:3] == ["Run", "Seeds", "Rounds"]
+    words = re.sub(r"±.*?%|-?[\d.]+\s%", "", Outline(render(groups)).text)  # what is a share stays one
+    assert not re.search("Worst model|Spread of models|Final accuracy|The worst model", words)
+
+
+def test_a_score_that_is_no_share_has_no_percent_sign(tmp_path: Path) -> None:
+    groups = compare(tmp_path, samplers=("uniform", "vrb"), seeds=2, lift=-20.0, models=("a", "b"), target=-8.0)
+    charts = traces_of(render(groups))["charts"]
+    assert [charts[key]["layout"]["yaxis"]["tickformat"] for key in ("accuracy", "worst", "model spread", "spread a")] == ["~g"] * 4
+    values = [
+        trace["meta"]["value"] for key in ("accuracy", "worst", "spread a") for trace in charts[key]["traces"] if "value" in trace["meta"]
+    ]
+    assert set(values) == {"%{y:.4~g}"}
+    assert "the target, -8." in curves.score("accuracy", "", series_of(groups)).note
+    for text in (tables.models(groups, ["a", "b"]), tables.runs(groups), tables.to_target(groups, ["a"]), f"{tables.tiles(groups)}"):
+        assert "%" not in text
+    assert cells(tables.runs(groups))[0][2:4] == ["Final score", "Best score"]
+    assert f"{tables.tiles(groups[:1])}".startswith("[('Final score', '-9.")
+
+
+def test_a_score_that_is_not_finite_is_a_test_all_the_same(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", target=0.1) / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[:3]:
+        line["accuracy"] = line["models"]["digits"]["accuracy"] = None
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read(tmp_path / "a")
+    assert (len(run.tested), run.rounds_to_target, run.best) == (6, 4, max(line["accuracy"] for line in lines[3:]))
+    assert curves.score("accuracy", "", series_of(group([run]))).traces[0]["y"][:3] == [None] * 3
 
 
 def test_rare_classes_share_a_row(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rota.kinds import check_fields, shown
 from rota.loop import Experiment
 from rota.metrics import check as check_metrics
 from rota.plan import Task, top1
+from rota.record import same_score
 from rota.sampling import SAMPLERS
 
 
@@ -30,6 +31,8 @@ def check(experiment: Experiment) -> None:
     for names in ([task.name for task in experiment.tasks if task.name], experiment.names):
         if len(set(names)) < len(names):
             raise BadInput(f"two tasks share the name '{max(names, key=names.count)}': give each task its own name")
+    if experiment.target is not None and not same_score(experiment.tasks):
+        raise BadInput("target is one number for all models, but the tasks have different scores: leave target out, or give them one score")
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
         check_values(task.data)

@@ -15,7 +15,7 @@ from rota.check import check
 from rota.errors import BadInput
 from rota.kinds import shown
 from rota.plan import Task
-from rota.progress import loss
+from rota.progress import loss, score
 from rota.recipe import Config
 from rota.report import numbers
 
@@ -111,14 +111,11 @@ def table(results: list[Config]) -> list[str]:
             lines.append(f"{name:{width}}  accuracy {_percent([result['accuracy'] for result in group])}  loss {lost}  {_rounds(group)}")
         return lines
 
-    def percents(title: str, cell: Callable[[Config], float | None]) -> list[str]:
-        return [title, *(_percent([cell(result) for result in group]) for group in groups)]
-
-    learnt = [percents("mean", lambda result: result["accuracy"])]
-    for name in models:
-        learnt.append(percents(name, lambda result, name=name: result["models"].get(name, {}).get("accuracy")))  # type: ignore[misc]
-    learnt.append(percents("worst", lambda result: result.get("worst_accuracy")))
-    learnt.append(percents("spread", lambda result: result.get("accuracy_spread")))
+    learnt = []
+    for title, cell in _scores(models):
+        values = [[cell(result) for result in group] for group in groups]
+        if any(value is not None for each in values for value in each):
+            learnt.append([title, *map(_percent, values)])
     learnt.append(["rounds", *(_count([result["rounds"] for result in group]) for group in groups)])
     if any("rounds_to_target" in model for result in results for model in result["models"].values()):
         learnt.append(["to target", *(_hits(group, models) for group in groups)])
@@ -127,6 +124,14 @@ def table(results: list[Config]) -> list[str]:
         means = [sum(result[key] for result in group) / len(group) for group in groups]
         costs.append([title, *(_cost(value, form, min(means)) for value in means)])
     return [*_lines(["run", *runs], learnt), "", *_lines(["cost of", *runs], costs)]
+
+
+def _scores(models: list[str]) -> list[tuple[str, Callable[[Config], float | None]]]:
+    """The columns of accuracies; those over all models are there where their scores are alike."""
+    each = [(name, lambda result, name=name: result["models"].get(name, {}).get("accuracy")) for name in models]
+    before, after = [("mean", "accuracy")], [("worst", "worst_accuracy"), ("spread", "accuracy_spread")]
+    mean, fair = ([(title, lambda result, key=key: result.get(key)) for title, key in some] for some in (before, after))
+    return [*mean, *each, *fair]
 
 
 def _name(group: list[Config]) -> str:
@@ -160,10 +165,11 @@ def _count(values: list[int]) -> str:
 
 
 def _percent(values: list[float | None]) -> str:
-    """41.23%, or of several 41.2 ± 1.5 %."""
+    """41.23%, or of several 41.2 ± 1.5 %; scores that are no shares as they are."""
     if len(values) == 1:
-        return "-" if values[0] is None else f"{values[0]:.2%}"
-    return numbers.mean(values, numbers.percent).replace(numbers.SPACE, " ")
+        return "-" if values[0] is None else score(values[0])
+    form = numbers.score(all(0 <= value <= 1 for value in values if value is not None))
+    return numbers.mean(values, form).replace(numbers.SPACE, " ")
 
 
 def _cost(value: float, form: numbers.Format, least: float) -> str:

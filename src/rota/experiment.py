@@ -22,7 +22,7 @@ from rota.kinds import shown
 from rota.loop import Experiment, State
 from rota.metrics import SUMMED, Meter
 from rota.plan import NOT_FINITE, Task
-from rota.record import ASKED, Record, columns, reached
+from rota.record import ASKED, Record, at, columns, finite, reached, tested
 from rota.sampling import Sampler, Uniform
 
 if TYPE_CHECKING:
@@ -201,14 +201,15 @@ def refuse(experiment: Experiment, records: list[Record]) -> None:
 
 def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:
     """A run in a few numbers; accuracies are the last tested ones, `rounds_to_target` counts until each model reached it."""
-    tested = [line for line in records if line["accuracy"] is not None]
-    last = tested[-1]
+    tests = [line for line in records if tested(line)]
+    last = tests[-1]
     models: dict[str, Any] = {}
     for name in experiment.names:
         models[name] = {key: last["models"][name][key] for key in ("loss", "accuracy")}
-        models[name]["best_accuracy"] = max(line["models"][name]["accuracy"] for line in tested)
+        known = [value for line in tests if (value := finite(line["models"][name]["accuracy"])) is not None]
+        models[name]["best_accuracy"] = max(known, default=None)
         if experiment.target is not None:
-            hits = [line["round"] for line in tested if line["models"][name]["accuracy"] >= experiment.target]
+            hits = [line["round"] for line in tests if at(line["models"][name], experiment.target)]
             models[name]["rounds_to_target"] = hits[0] if hits else None
         models[name]["failures"] = sum(failure["model"] == name for line in records for failure in line["failures"])
     measured = [f"{name}_total" for name in SUMMED if name in experiment.metrics]

@@ -27,7 +27,7 @@ from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors,
 from rota.metrics import Meter
 from rota.plan import Seen, Task, admit, checked
 from rota.probe import Setting, price, probe
-from rota.record import Record, record
+from rota.record import Record, record, same_score
 from rota.sampling import Sampler
 from rota.weights import Weights
 
@@ -137,7 +137,8 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     test = now % experiment.evaluate == 0 or now == experiment.rounds
     totals: Record = {"seconds": new.seconds, "client_seconds": cost.client_seconds, "bytes_up": new.bytes_up, "bytes_down": new.bytes_down}
     totals |= {"server_bytes": new.nbytes, **(meter(memory, shares, state.models, now) if meter else {})}
-    return new, record(now, experiment.names, plan, seen, engine.evaluate(models) if test else None, totals, asked)
+    scores = engine.evaluate(models) if test else None
+    return new, record(now, experiment.names, plan, seen, scores, totals, asked, same_score(experiment.tasks))
 
 
 def apply(server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]) -> tuple[list[Weights], list[Tensors]]:

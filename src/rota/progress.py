@@ -112,8 +112,17 @@ def _plain(title: str, total: int) -> Callable[[Record], None]:
 
 
 def scores(record: Record) -> str:
-    """The round's accuracy and loss; nothing where the models were not tested."""
-    return f"accuracy {record['accuracy']:.2%}  loss {loss(record['loss'])}" if record["accuracy"] is not None else ""
+    """The round's accuracy and loss, or each model's own score where these are not alike; nothing where the models were not tested."""
+    if record["accuracy"] is not None:
+        return f"accuracy {score(record['accuracy'])}  loss {loss(record['loss'])}"
+    return "  ".join(f"{name} {score(model['accuracy'])}" for name, model in record["models"].items() if "accuracy" in model)
+
+
+def score(value: float | None) -> str:
+    """An accuracy as a percentage; a score that is no share as it is."""
+    if value is None or not math.isfinite(value):
+        return "not finite"
+    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"
 
 
 def loss(value: float | None) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rota.data.federation import Array
 from rota.engine import Score
-from rota.plan import Plan, Seen
+from rota.plan import Plan, Seen, Task
 from rota.probe import Asked
 
 Record = dict[str, Any]
@@ -18,12 +18,25 @@ ASKED = ", asked before the draw"
 """Behind the reason of a failure of one that was not to train yet."""
 
 
+def same_score(tasks: Sequence[Task]) -> bool:
+    """Whether all tasks have one score: a mean of shares and, say, squared errors would say nothing."""
+    return all(task.score is tasks[0].score for task in tasks)
+
+
 def record(
-    now: int, names: list[str], plan: Plan, seen: Seen, scores: list[Score] | None, totals: Record, asked: Asked | None = None
+    now: int,
+    names: list[str],
+    plan: Plan,
+    seen: Seen,
+    scores: list[Score] | None,
+    totals: Record,
+    asked: Asked | None = None,
+    alike: bool = True,
 ) -> Record:
     """The round as plain values, the same for the same seed on the same machine: no wall-clock time in it.
 
     Where there are several models, `worst_accuracy` is the lowest of theirs and `accuracy_spread` the standard deviation among them.
+    Where their scores are not `alike`, nothing is said of them together.
     """
     models = {}
     for s, name in enumerate(names):
@@ -37,12 +50,13 @@ def record(
                 entry["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
         models[name] = entry
     known = plan.probability[~np.isnan(plan.probability)]
-    accuracies = np.array([score.accuracy for score in scores or []])
+    together = scores if scores and alike else []
+    accuracies, losses = (np.array([getattr(score, what) for score in together]) for what in ("accuracy", "loss"))
     fair = {"worst_accuracy": _or_none(np.min, accuracies), "accuracy_spread": _or_none(np.std, accuracies)} if len(names) > 1 else {}
     return {
         "round": now,
         "accuracy": _or_none(np.mean, accuracies),
-        "loss": float(np.mean([score.loss for score in scores])) if scores else None,
+        "loss": _or_none(np.mean, losses),
         **fair,
         "models": models,
         "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
@@ -71,11 +85,19 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def tested(entry: Record) -> bool:
+    """Whether the round's models were tested."""
+    return any("accuracy" in model for model in entry["models"].values())
+
+
 def reached(entry: Record, target: float | None) -> bool:
     """Whether the round's models are all at the target."""
-    if target is None or entry["accuracy"] is None:
-        return False
-    return all(model["accuracy"] >= target for model in entry["models"].values())
+    return all(at(model, target) for model in entry["models"].values())
+
+
+def at(model: Record, target: float | None) -> bool:
+    """Whether a model was tested and is at the target; a score that was not finite has been kept as null."""
+    return target is not None and model.get("accuracy") is not None and model["accuracy"] >= target
 
 
 def columns(records: list[Record]) -> dict[str, list[Any]]:

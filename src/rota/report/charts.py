@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rota.report.groups import Group
+from rota.report.runs import averaged, shares
 
 Trace = dict[str, Any]
 
@@ -28,6 +29,11 @@ class Series:
     along: str
     """The group's entry in the x table."""
     model: str | None
+
+    @property
+    def share(self) -> bool:
+        """Whether its accuracies are shares."""
+        return shares(self.group.runs, self.model)
 
 
 @dataclass
@@ -45,11 +51,12 @@ class Chart:
 
 
 def series_of(groups: list[Group]) -> list[Series]:
-    """What has a colour of its own: the groups; on the page of a single group with several models, their mean and the models."""
+    """What has a colour of its own: the groups; on the page of a single group with several models, the models and, where they have one,
+    their mean."""
     models = models_of(groups)
     if len(groups) == 1 and len(models) > 1:
-        first = Series("mean", "mean of the models", groups[0], "0", None)
-        return [first, *(Series(f"model {model}", model, groups[0], "0", model) for model in models)]
+        first = [Series("mean", "mean of the models", groups[0], "0", None)] if averaged(groups[0].runs) else []
+        return [*first, *(Series(f"model {model}", model, groups[0], "0", model) for model in models)]
     only = models[0] if len(models) == 1 else None
     return [Series(f"run {number}", group.label, group, f"{number}", only) for number, group in enumerate(groups)]
 

@@ -58,44 +58,45 @@ def x_table(groups: list[Group]) -> tuple[dict[str, dict[str, str]], Table]:
 
 
 def score(name: str, title: str, series: list[Series]) -> Chart:
-    """The test accuracy or loss."""
-    chart = Chart(f"{name} {title}".strip(), f"{title}: test {name}" if title else f"Test {name}", progress=True)
+    """The test accuracy or loss; an accuracy that is no share is called a score."""
+    share = name == "accuracy" and all(one.share for one in series)
+    word = "accuracy" if share else MEASURES[name]
+    chart = Chart(f"{name} {title}".strip(), f"{title}: test {word}" if title else f"Test {word}", progress=True)
     chart.empty = "No round has been tested yet."
     for one in series:
-        chart.traces += _curve(one, one.along, _score(name, one.model), "line", name == "accuracy")
-    chart.layout["yaxis"] = _shares(chart) if name == "accuracy" else {"tickformat": "~g"}
-    share = chart.layout["yaxis"] is SHARE
-    chart.note = "Share of the test examples that are classified correctly." if share else f"Mean {MEASURES[name]} of the test examples."
+        chart.traces += _curve(one, one.along, _score(name, one.model), "line", share)
+    chart.layout["yaxis"] = _axis(share)
+    chart.note = "Share of the test examples that are classified correctly." if share else f"Mean {word} of the test examples."
     targets = {run.target for one in series for run in one.group.runs}
     if name == "accuracy" and len(targets) == 1 and (target := targets.pop()) is not None:
-        chart.note += f" The dotted line is the target, {numbers.percent(target)}."
+        chart.note += f" The dotted line is the target, {numbers.score(share)(target)}."
         line = {"color": "#888888", "width": 1, "dash": "dot"}
         chart.layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target, "line": line}]
     return chart
 
 
-def _shares(chart: Chart) -> dict[str, Any]:
-    """The y axis of accuracies; a score of the user's own may be no share."""
-    values = [y for trace in chart.traces for y in trace["y"] if y is not None]
-    return SHARE if all(0 <= y <= 1 for y in values) else {"tickformat": "~g"}
+def _axis(share: bool) -> dict[str, Any]:
+    """The y axis of accuracies, or of what is no share."""
+    return SHARE if share else {"tickformat": "~g"}
 
 
 def worst(chart: Chart, series: list[Series]) -> None:
     """Mark the worst model of every round on a chart of the accuracies, under their lines."""
     for one in series:
-        chart.traces = [*_curve(one, one.along, _score("worst_accuracy", None), "under", True), *chart.traces]
+        chart.traces = [*_curve(one, one.along, _score("worst_accuracy", None), "under", one.share), *chart.traces]
         chart.note += " The broad line lies under the worst model of each round."
 
 
 def across(series: list[Series]) -> list[Chart]:
     """How evenly the models are served: the worst of them for each group (where the chart of accuracies has it not), and their spread."""
+    share = all(one.share for one in series)
     low = Chart("worst", "The worst model", "The lowest of the models’ accuracies in each round.", progress=True)
     for one in series if len(series) > 1 else []:
-        low.traces += _curve(one, one.along, _score("worst_accuracy", None), "line", True)
+        low.traces += _curve(one, one.along, _score("worst_accuracy", None), "line", share)
     apart = Chart("model spread", "How far the models are apart", "Standard deviation of the models’ accuracies.", progress=True)
     for one in series:
-        apart.traces += _curve(one, one.along, _score("accuracy_spread", None), "line", True)
-    low.layout, apart.layout = {"yaxis": _shares(low)}, {"yaxis": {"tickformat": "~%", "rangemode": "tozero"}}
+        apart.traces += _curve(one, one.along, _score("accuracy_spread", None), "line", share)
+    low.layout, apart.layout = {"yaxis": _axis(share)}, {"yaxis": {"tickformat": "~%" if share else "~g", "rangemode": "tozero"}}
     return [chart for chart in (low, apart) if chart.traces]
 
 
@@ -114,15 +115,18 @@ def training(chart: Chart, series: Series) -> None:
 
 def spread(title: str, series: list[Series]) -> Chart:
     """How the accuracy differs between clients, where they were tested one by one."""
-    chart = Chart(f"spread {title}".strip(), f"{title}: accuracy across clients" if title else "Accuracy across clients", progress=True)
+    share = all(one.share for one in series)
+    word = "accuracy" if share else MEASURES["accuracy"]
+    heading = f"{title}: {word} across clients" if title else f"{word.capitalize()} across clients"
+    chart = Chart(f"spread {title}".strip(), heading, progress=True)
     chart.note = "The median client, and the band from the 10th to the 90th percentile; each client is tested on data like its own."
     for one in series:
         low, middle, high = (_values(one.group, one.along, _client(part, one.model)).mean(axis=0) for part in ("p10", "p50", "p90"))
         if np.isfinite(middle).any():
-            chart.traces += [*_band(one, one.along, low, high), _line(one, one.along, middle, "line", True)]
+            chart.traces += [*_band(one, one.along, low, high), _line(one, one.along, middle, "line", share)]
     if any(len(one.group.runs) > 1 for one in series):
         chart.note += " All three are means over seeds."
-    chart.layout = {"yaxis": _shares(chart)}
+    chart.layout = {"yaxis": _axis(share)}
     return chart
 
 

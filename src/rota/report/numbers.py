@@ -22,6 +22,16 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}{SPACE}%"
 
 
+def number(value: float) -> str:
+    """A score that is no share."""
+    return f"{value:,.4g}"
+
+
+def score(share: bool) -> Format:
+    """How accuracies are written, or scores that are no shares."""
+    return percent if share else number
+
+
 def count(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:,.1f}"
 
@@ -67,6 +77,8 @@ def mean(values: Sequence[float | None], form: Format) -> str:
     if not known:
         return NONE
     middle, half = float(np.mean(known)), half_width(known)
+    if form is number:
+        return form(middle) + (f"{SPACE}±{SPACE}{half:.2g}" if half else "")
     step, unit = scale(middle, UNITS[form])
     if not half or round(half / step, 1) == 0:
         return form(middle)

@@ -12,6 +12,7 @@ from typing import Any
 from rota.report import clients, curves, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
 from rota.report.groups import Group
+from rota.report.runs import averaged
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """The browser holds the page to it: nothing is fetched, whatever is in it."""
@@ -22,19 +23,19 @@ AXES = {"round": "Rounds", "seconds": "Virtual time", "bytes": "Data sent"}
 
 def render(groups: list[Group]) -> str:
     """The whole page."""
-    name, series, models, worst = title(groups), series_of(groups), models_of(groups), worst_of(groups)
+    name, series, models = title(groups), series_of(groups), models_of(groups)
     axes, x = curves.x_table(groups)
     sections = _charts(groups, series, models)
-    curves.worst(sections["Progress"][0], worst)
-    series = [*series, *worst]
+    series = [*series, *worst_of(groups)]
+    colours = [one.key for one in series if one.key not in ("mean", "worst")]
     shown = {chart.key: chart for charts in sections.values() for chart in charts if chart.traces}
     payload = {
-        "series": {one.key: _style(number, one) for number, one in enumerate(series)},
+        "series": {one.key: _style(colours.index(one.key) if one.key in colours else None) for one in series},
         "axes": axes,
         "x": x,
         "charts": {key: {"traces": chart.traces, "layout": chart.layout, "progress": chart.progress} for key, chart in shown.items()},
     }
-    notes = {"Progress": _seeds_in_words(groups)}
+    notes = {"Progress" if sections["Progress"] else "Each model": _seeds_in_words(groups)}
     parts = [
         _headline(name, groups, models),
         _controls(series),
@@ -80,22 +81,30 @@ def title(groups: list[Group]) -> str:
 
 
 def _charts(groups: list[Group], series: list[Series], models: list[str]) -> dict[str, list[Chart]]:
-    """The charts by section."""
+    """The charts by section. Models of one run stand in one chart, unless their scores are of different kinds."""
+    together = averaged([run for group in groups for run in group.runs])
     each = [("", [one for one in series if one.model])]
     if len(groups) > 1 and len(models) > 1:
         each = [(model, [replace(one, model=model) for one in series]) for model in models]
-    progress = [curves.score("accuracy", "", series), curves.score("loss", "", series)]
-    if len(series) == 1 and models:
-        curves.training(progress[1], series[0])
+    scored = each if together or len(groups) > 1 else [(f"{one.model}", [one]) for one in series]
     return {
-        "Progress": progress,
+        "Progress": _progress(groups, series) if together else [],
         "Across models": curves.across(series[: len(groups)]),
-        "Each model": [curves.score(name, model, some) for model, some in each for name in ("accuracy", "loss") if model],
-        "Across clients": [chart for model, some in each if (chart := curves.spread(model, some)).traces],
+        "Each model": [curves.score(name, model, some) for model, some in scored for name in ("accuracy", "loss") if model],
+        "Across clients": [chart for model, some in scored if (chart := curves.spread(model, some)).traces],
         "Other measures": curves.measures(groups, series),
         "Who was sampled": [chart for model, some in each for chart in clients.sampling(model, some)],
         "Who holds what": clients.holdings(groups),
     }
+
+
+def _progress(groups: list[Group], series: list[Series]) -> list[Chart]:
+    """The accuracies and the losses; of one run with one model, the training loss too; of one with several, the worst of them."""
+    accuracy, loss = curves.score("accuracy", "", series), curves.score("loss", "", series)
+    if len(series) == 1 and series[0].model:
+        curves.training(loss, series[0])
+    curves.worst(accuracy, worst_of(groups))
+    return [accuracy, loss]
 
 
 def _headline(name: str, groups: list[Group], models: list[str]) -> str:
@@ -154,7 +163,9 @@ def _models(groups: list[Group], models: list[str]) -> str:
     """Where there are several: the table of models, that of the rounds that each took to the target, and that of what all of it cost."""
     if not tables.several(groups):
         return ""
-    note = "Final accuracies. The worst model is each run’s own; the spread is the models’ standard deviation."
+    note = "Each model’s final score; they are of different kinds."
+    if averaged([run for group in groups for run in group.runs]):
+        note = "Final accuracies. The worst model is each run’s own; the spread is the models’ standard deviation."
     section = _section("Models", note, tables.models(groups, models) + tables.to_target(groups, models))
     if not _costs(groups):
         return section
@@ -196,11 +207,10 @@ def _seeds_in_words(groups: list[Group]) -> str:
     return words + (" Where seeds stopped at different rounds, a line ends with the first of them." if uneven else "")
 
 
-def _style(number: int, series: Series) -> dict[str, Any]:
-    """The series' place in the palette, which colour-blind people can tell apart; from the seventh on, dashed."""
-    if series.key in ("mean", "worst"):
+def _style(number: int | None) -> dict[str, Any]:
+    """A place in the palette, which colour-blind people can tell apart; from the seventh on, dashed. None is ink, for means and worst."""
+    if number is None:
         return {"colour": -1, "dash": "solid"}
-    number -= series.key.startswith("model")
     return {"colour": number % COLOURS, "dash": DASHES[number // COLOURS % len(DASHES)]}
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rota.errors import BadInput
+from rota.record import at, tested
 
 Record = dict[str, Any]
 
@@ -41,7 +42,18 @@ class Run:
     @cached_property
     def tested(self) -> list[Record]:
         """The rounds whose models were tested."""
-        return [line for line in self.rounds if line["accuracy"] is not None]
+        return [line for line in self.rounds if tested(line)]
+
+    @cached_property
+    def averaged(self) -> bool:
+        """Whether something is said of the models together: not where their scores are of different kinds."""
+        return len(self.models) < 2 or not self.tested or any(line["accuracy"] is not None for line in self.tested)
+
+    @cached_property
+    def shares(self) -> set[str]:
+        """The models whose accuracies are shares, from 0 to 1: a score of the user's own may be any number."""
+        every = {name: [line["models"][name].get("accuracy") for line in self.tested] for name in self.models}
+        return {name for name, values in every.items() if all(0 <= value <= 1 for value in values if value is not None)}
 
     @property
     def models(self) -> list[str]:
@@ -63,7 +75,7 @@ class Run:
 
     @property
     def best(self) -> float | None:
-        return max((line["accuracy"] for line in self.tested), default=None)
+        return max((line["accuracy"] for line in self.tested if line["accuracy"] is not None), default=None)
 
     @property
     def target(self) -> float | None:
@@ -79,8 +91,7 @@ class Run:
         """The first round at which all of these were at the target."""
         if self.target is None or not set(models) <= set(self.models):
             return None
-        hits = (line["round"] for line in self.tested if all(line["models"][model]["accuracy"] >= self.target for model in models))
-        return next(hits, None)
+        return next((line["round"] for line in self.tested if all(at(line["models"][model], self.target) for model in models)), None)
 
     @property
     def client_seconds(self) -> float:
@@ -99,6 +110,16 @@ class Run:
     def server_bytes(self) -> float | None:
         """The most that the server held between rounds."""
         return max((line["server_bytes"] for line in self.rounds), default=None)
+
+
+def averaged(runs: list[Run]) -> bool:
+    """Whether some run has means over its models."""
+    return any(run.averaged for run in runs)
+
+
+def shares(runs: list[Run], model: str | None = None) -> bool:
+    """Whether all accuracies of these runs, or of one model in them, are shares."""
+    return all(name in run.shares for run in runs for name in run.models if model in (None, name))
 
 
 def find(folder: Path) -> list[Path]:

@@ -8,8 +8,9 @@ from html import escape
 
 from rota.record import ASKED
 from rota.report import numbers
+from rota.report.charts import models_of
 from rota.report.groups import Group, differing
-from rota.report.runs import Run
+from rota.report.runs import Run, averaged, shares
 
 Tile = tuple[str, str, str]
 """What, its value, a remark."""
@@ -17,15 +18,6 @@ Cell = Callable[[Run], float | None]
 Column = tuple[str, Cell, numbers.Format]
 """A number of a run: its name, its value, how it is written."""
 
-ACCURACIES: list[Column] = [
-    ("Final accuracy", lambda run: run.accuracy, numbers.percent),
-    ("Best accuracy", lambda run: run.best, numbers.percent),
-]
-FAIRNESS: list[Column] = [
-    ("Worst model", lambda run: run.last("worst_accuracy"), numbers.percent),
-    ("Spread of models", lambda run: run.last("accuracy_spread"), numbers.percent),
-]
-"""Those that only a run with several models has."""
 TIME: Column = ("Virtual time", lambda run: run.total("seconds"), numbers.duration)
 SENT: list[Column] = [
     ("Sent up", lambda run: run.total("bytes_up"), numbers.size),
@@ -42,6 +34,23 @@ def several(groups: list[Group]) -> bool:
     return any(len(run.models) > 1 for group in groups for run in group.runs)
 
 
+def accuracies(runs: list[Run]) -> list[Column]:
+    """The final and the best accuracy, means over the models; nothing where no run has any."""
+    form, word = _form(runs), _word(runs)
+    columns: list[Column] = [(f"Final {word}", lambda run: run.accuracy, form), (f"Best {word}", lambda run: run.best, form)]
+    return columns if averaged(runs) else []
+
+
+def fairness(runs: list[Run]) -> list[Column]:
+    """The worst of a run's models and how far they are apart; nothing where there are no several, or their scores are not alike."""
+    form = _form(runs)
+    columns: list[Column] = [
+        ("Worst model", lambda run: run.last("worst_accuracy"), form),
+        ("Spread of models", lambda run: run.last("accuracy_spread"), form),
+    ]
+    return columns if averaged(runs) and any(len(run.models) > 1 for run in runs) else []
+
+
 def tiles(groups: list[Group]) -> list[Tile]:
     """The key numbers of one setting, or which setting is best at what."""
     return _own(groups[0]) if len(groups) == 1 else _best(groups)
@@ -50,14 +59,13 @@ def tiles(groups: list[Group]) -> list[Tile]:
 def _own(group: Group) -> list[Tile]:
     runs, many = group.runs, several([group])
     over = f"mean of {len(runs)} seeds" if len(runs) > 1 else ""
-    target = [(f"Rounds to {numbers.percent(runs[0].target)}", *_to_target(runs, runs[0].models))] if runs[0].target is not None else []
+    target = [(f"Rounds to {_form(runs)(runs[0].target)}", *_to_target(runs, runs[0].models))] if runs[0].target is not None else []
 
     def own(columns: list[Column]) -> list[Tile]:
         return [(name, _mean(runs, cell, form), over) for name, cell, form in columns]
 
     return [
-        *own(ACCURACIES),
-        *own(FAIRNESS if many else []),
+        *own([*(accuracies(runs) or _each(runs, runs[0].models)), *fairness(runs)]),
         *target,
         *own([TIME, *SENT, *(WORK if many else [])]),
         ("Wall time", _wall(runs), "all runs" if len(runs) > 1 else ""),
@@ -65,12 +73,12 @@ def _own(group: Group) -> list[Tile]:
 
 
 def _best(groups: list[Group]) -> list[Tile]:
-    many = several(groups)
-    final, peak = ACCURACIES
+    many, runs = several(groups), _all(groups)
+    best = [*zip((f"Highest final {_word(runs)}", f"Highest peak {_word(runs)}"), accuracies(runs), strict=False)]
+    best = best or [(f"Highest {column[0].removeprefix('Final ')}", column) for column in _each(runs, models_of(groups))]
     wanted: list[tuple[str, Column, bool]] = [
-        ("Highest final accuracy", final, True),
-        ("Highest peak accuracy", peak, True),
-        *([("Highest worst model", FAIRNESS[0], True), ("Least spread of models", FAIRNESS[1], False)] if many else []),
+        *((label, column, True) for label, column in best),
+        *zip(("Highest worst model", "Least spread of models"), fairness(runs), (True, False), strict=False),
         ("Fewest rounds to target", ("", lambda run: run.rounds_to_target, numbers.count), False),
         ("Least virtual time", TIME, False),
         ("Least data sent", ("", _sent, numbers.size), False),
@@ -86,12 +94,12 @@ def _best(groups: list[Group]) -> list[Tile]:
             winners = [group for group, mean in zip(full, means, strict=True) if form(mean) == form(top)]
             who = winners[0].label if len(winners) == 1 else f"{'all' if len(winners) == len(groups) else len(winners)} settings"
             out.append((label, _mean(full[means.index(top)].runs, cell, form), who))
-    return [*out, ("Wall time", _wall([run for group in groups for run in group.runs]), "all runs")]
+    return [*out, ("Wall time", _wall(runs), "all runs")]
 
 
 def runs(groups: list[Group], paid: bool = True) -> str:
     """A row for each group, with what it costs unless that is said elsewhere."""
-    before: list[Column] = [*ACCURACIES, ("Rounds", lambda run: len(run.rounds), numbers.count)]
+    before: list[Column] = [*accuracies(_all(groups)), ("Rounds", lambda run: len(run.rounds), numbers.count)]
     after: list[Column] = [
         *([*SENT, TIME, *WORK] if paid else [TIME]),
         ("Failures", lambda run: run.failures.total(), numbers.count),
@@ -110,7 +118,7 @@ def runs(groups: list[Group], paid: bool = True) -> str:
 
 def costs(groups: list[Group]) -> str:
     """What the groups cost, beside what they reach: means over the seeds, with their multiples of the least."""
-    reached, paid = [ACCURACIES[0], FAIRNESS[0]], [*SENT, *WORK]
+    reached, paid = [*accuracies(_all(groups))[:1], *fairness(_all(groups))[:1]], [*SENT, *WORK]
     least = [min(_averages(groups, cell), default=0.0) for _, cell, _ in paid]
     rows = []
     for group in groups:
@@ -122,9 +130,11 @@ def costs(groups: list[Group]) -> str:
 
 def models(groups: list[Group], names: list[str]) -> str:
     """Each model's final accuracy, and how they compare."""
-    columns = [*ACCURACIES[:1], *((name, _accuracy_of(name), numbers.percent) for name in names), *FAIRNESS]
-    head = ["Run", "Mean", *_names(columns[1:])]
-    return table(head, [[group.label, *(_mean(group.runs, cell, form) for _, cell, form in columns)] for group in groups])
+    runs = _all(groups)
+    mean = [("Mean", cell, form) for _, cell, form in accuracies(runs)[:1]]
+    columns: list[Column] = [*mean, *((name, _accuracy_of(name), _form(runs, name)) for name in names), *fairness(runs)]
+    rows = [[group.label, *(_mean(group.runs, cell, form) for _, cell, form in columns)] for group in groups]
+    return table(["Run", *_names(columns)], rows)
 
 
 def to_target(groups: list[Group], names: list[str]) -> str:
@@ -132,7 +142,7 @@ def to_target(groups: list[Group], names: list[str]) -> str:
     targets = sorted({run.target for group in groups for run in group.runs if run.target is not None})
     if not targets:
         return ""
-    head = [f"Rounds to {' or '.join(map(numbers.percent, targets))}", "All models", *names]
+    head = [f"Rounds to {' or '.join(map(_form(_all(groups)), targets))}", "All models", *names]
     rows = []
     for group in groups:
         each = [group.runs[0].models, *([name] for name in names)]
@@ -167,6 +177,24 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     for first, *rest in rows:
         body += f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
     return f'<div class="table" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _all(groups: list[Group]) -> list[Run]:
+    return [run for group in groups for run in group.runs]
+
+
+def _form(runs: list[Run], model: str | None = None) -> numbers.Format:
+    return numbers.score(shares(runs, model))
+
+
+def _word(runs: list[Run], model: str | None = None) -> str:
+    """What is tested, in a word."""
+    return "accuracy" if shares(runs, model) else "score"
+
+
+def _each(runs: list[Run], models: list[str]) -> list[Column]:
+    """Each model's final accuracy, for runs that have no means over them."""
+    return [(f"Final {_word(runs, name)} of {name}", _accuracy_of(name), _form(runs, name)) for name in models]
 
 
 def _accuracy_of(model: str) -> Cell:
