@@ -17,6 +17,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rota import recipe
 from rota.errors import BadInput
 from rota.report import clients, curves, numbers, tables, write
 from rota.report.charts import series_of
@@ -231,7 +232,7 @@ def test_folders_give_the_name_where_no_key_does(tmp_path: Path) -> None:
 def test_a_folder_named_twice_is_read_once(tmp_path: Path) -> None:
     make(tmp_path / "a")
     html = write([tmp_path / "a", tmp_path / "a", tmp_path], tmp_path / "report.html").read_text()
-    assert "1 model (digits) · 8 clients · 6 rounds</p>" in html
+    assert "1 model (digits) · 8 clients · 6 rounds · sampler uniform</p>" in html
 
 
 def test_flatten() -> None:
@@ -245,6 +246,16 @@ def test_title(tmp_path: Path) -> None:
     assert title(compare(tmp_path / "samplers")) == "samplers"
     assert title(read_all(tmp_path / "alone", tmp_path / "samplers")) == "Comparison"
     assert title(read_all(make(tmp_path / "named", name="my recipe"))) == "my recipe"
+
+
+def test_the_methods_stand_at_the_top(tmp_path: Path) -> None:
+    methods = {"sampler": {"name": "mmfl-gvr"}, "estimator": {"name": "stale-vr"}, "server": {"name": "adam"}}
+    make(tmp_path / "a", **methods)
+    assert "6 rounds · sampler mmfl-gvr · estimator stale-vr · server adam</p>" in render(read_all(tmp_path))
+    make(tmp_path / "b", **{**methods, "estimator": {"name": "unbiased"}})
+    assert "2 runs · sampler mmfl-gvr · server adam</p>" in render(read_all(tmp_path))
+    for name in ("mmfl-digits", "mmfl-fashion"):  # whose summary stands above, whatever the sampler is
+        assert not re.search("K-Vib|LVR|draw", recipe.read(name)["summary"])
 
 
 # numbers

@@ -11,7 +11,7 @@ from typing import Any
 
 from rota.report import clients, curves, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
-from rota.report.groups import Group
+from rota.report.groups import METHODS, Group, flatten
 from rota.report.runs import averaged
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -118,6 +118,7 @@ def _headline(name: str, groups: list[Group], models: list[str]) -> str:
         facts.append(_span({len(groups)}, "setting"))
     if len(runs) > 1:
         facts.append(_span({len(runs)}, "run"))
+    facts += _methods(groups)
     summaries = {str(run.config.get("summary", "")) for run in runs}
     summary = f"<p>{escape(summaries.pop())}</p>" if len(summaries) == 1 and summaries != {""} else ""
     late = [f"{run.folder.name} at round {len(run.rounds)} of {run.config.get('rounds', '?')}" for run in runs if not run.finished]
@@ -128,6 +129,12 @@ def _headline(name: str, groups: list[Group], models: list[str]) -> str:
         long = ' class="long"' if len(value) > 13 else ""
         cards += f"<div><dt>{escape(label)}</dt><dd{long}>{escape(value)}{small}</dd></div>"
     return f'<header><h1>{escape(name)}</h1>{summary}<p>{escape(" · ".join(facts))}</p>{warning}<dl class="tiles">{cards}</dl></header>'
+
+
+def _methods(groups: list[Group]) -> list[str]:
+    """The sampler, estimator and server, where all runs have the same; the others are in the settings' names."""
+    found = {key: {flatten(group.runs[0].config).get(key) for group in groups} for key in METHODS}
+    return [f"{key.removesuffix('.name')} {name}" for key, names in found.items() if len(names) == 1 and (name := names.pop())]
 
 
 def _controls(series: list[Series]) -> str:
