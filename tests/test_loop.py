@@ -14,11 +14,12 @@ from conftest import federation, linear, network
 from torch import nn
 
 import rota
-from rota import loop
+from rota import loop, recipe
 from rota.availability import Availability
 from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, Sgd
+from rota.experiment import describe
 from rota.plan import Plan, Question, Seen, Task
 from rota.sampling import SAMPLERS, Full, Uniform
 
@@ -274,6 +275,17 @@ def test_it_stops_at_the_target_and_tests_only_when_asked(blobs: Federation) -> 
     assert run.summary["models"]["blobs"]["rounds_to_target"] == rounds
     assert run.rounds["accuracy"][:2] == [None, None]
     assert run.rounds["accuracy"][-1] >= 0.8
+
+
+def test_a_run_from_python_is_called_as_a_recipe_calls_it(blobs: Federation) -> None:
+    tasks = [Task(linear, blobs)]
+    known = describe(rota.Experiment(tasks, rota.sampling.KVibPairs(3), rota.estimate.StaleVr(), Adam()))
+    assert [known[key]["name"] for key in ("sampler", "estimator", "server")] == ["mmfl-kvib", "stale-vr", "adam"]
+    assert known["sampler"]["budget"] == 3
+    own = describe(rota.Experiment(tasks, Watching((1, 2))))
+    assert own["sampler"] == {"name": "Watching", "clients": [1, 2]}
+    config = recipe.resolve(recipe.read("fedavg-digits"))
+    assert [set(own[key]) == set(config[key]) for key in ("estimator", "server", "devices", "availability")] == [True] * 4
 
 
 def test_scores_that_are_not_alike_are_not_averaged(blobs: Federation, tmp_path: Path) -> None:

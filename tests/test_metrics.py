@@ -216,10 +216,10 @@ def test_the_time_it_takes_is_not_the_runs(blobs: Federation, monkeypatch: pytes
     ("sampler", "asked", "message"),
     [
         ("kvib", ["regrets"], "metrics names 'regrets', which is none: did you mean 'regret'?"),
-        ("full", ["regret"], "the sampler Full does not draw all clients by probabilities of its own"),
-        ("rpow-d", ["variance"], "the sampler RpowD does not draw all clients"),
-        ("clustered-size", ["variance"], "the sampler ClusteredSize does not draw all clients"),
-        ("ocs", ["regret"], "the sampler Ocs does not draw all clients"),
+        ("full", ["regret"], "the sampler 'full' does not draw all clients by probabilities of its own"),
+        ("rpow-d", ["variance"], "the sampler 'rpow-d' does not draw all clients"),
+        ("clustered-size", ["variance"], "the sampler 'clustered-size' does not draw all clients"),
+        ("ocs", ["regret"], "the sampler 'ocs' does not draw all clients"),
     ],
 )
 def test_refused(blobs: Federation, sampler: str, asked: list[str], message: str) -> None:

@@ -14,7 +14,7 @@ from rota.data.federation import Federation, Part
 from rota.engine import Devices
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
-from rota.kinds import check_fields, shown
+from rota.kinds import called, check_fields, shown
 from rota.loop import Experiment
 from rota.metrics import check as check_metrics
 from rota.plan import Task, top1
@@ -186,7 +186,7 @@ def check_devices(devices: Devices) -> None:
 def check_policies(experiment: Experiment) -> None:
     """A sampler and an estimator that go together."""
     sampler, estimator = experiment.sampler, experiment.estimator
-    mine, other = called(estimator, ESTIMATORS), called(sampler, SAMPLERS)
+    mine, other = f"'{called(estimator, ESTIMATORS)}'", f"'{called(sampler, SAMPLERS)}'"
     everybody = "norms of all"
     if getattr(estimator, "needs", "") == everybody != getattr(sampler, "needs", ""):
         raise BadInput(f"the estimator {mine} needs the {everybody} clients: take a sampler that asks for them, such as mmfl-gvr")
@@ -196,11 +196,6 @@ def check_policies(experiment: Experiment) -> None:
         raise BadInput(f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator")
     if experiment.metrics and isinstance(estimator, Correcting | Recalling):
         raise BadInput(f"metrics measure the updates themselves, but the estimator {mine} weighs something else: leave metrics out")
-
-
-def called(policy: object, known: Mapping[str, type]) -> str:
-    """What a recipe calls a sampler or an estimator; one of the user's own has its class's name."""
-    return next((f"'{name}'" for name, kind in known.items() if kind is type(policy)), type(policy).__name__)
 
 
 def check_server(server: Server) -> None:

@@ -17,13 +17,13 @@ from rota.check import check
 from rota.engine import Devices, Engine, make
 from rota.engine.local import TOO_FEW
 from rota.errors import BadInput
-from rota.estimate import Estimator, Server
-from rota.kinds import shown
+from rota.estimate import ESTIMATORS, SERVERS, Estimator, Server
+from rota.kinds import called, shown
 from rota.loop import Experiment, State
 from rota.metrics import SUMMED, Meter
 from rota.plan import NOT_FINITE, Task
 from rota.record import ASKED, Record, at, columns, finite, reached, tested
-from rota.sampling import Sampler, Uniform
+from rota.sampling import SAMPLERS, Sampler, Uniform
 
 if TYPE_CHECKING:
     from rota.store import Folder
@@ -229,18 +229,19 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
-    """An experiment made in Python, in words: what config.toml holds where there is no recipe to put there."""
+    """An experiment made in Python, in a recipe's words as far as it has them: what config.toml holds where there is no recipe."""
 
     def plain(values: dict[str, Any]) -> dict[str, Any]:
         known = {k: np.asarray(v).tolist() if isinstance(v, tuple | list | np.generic | np.ndarray) else v for k, v in values.items()}
         return {k: v for k, v in known.items() if isinstance(v, str | int | float | list)}
 
     def words(value: Any) -> dict[str, Any]:
-        given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else {}
-        return {"name": type(value).__name__, **plain(given)}
+        return plain(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else {}
 
     numbers = plain({k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target")})
     policies = {k: words(getattr(experiment, k)) for k in ("sampler", "estimator", "server", "devices", "availability")}
+    for key, known in (("sampler", SAMPLERS), ("estimator", ESTIMATORS), ("server", SERVERS)):
+        policies[key] = {"name": called(getattr(experiment, key), known), **policies[key]}
     numbers |= {"metrics": list(experiment.metrics)} if experiment.metrics else {}
     tasks = []
     for task, name in zip(experiment.tasks, experiment.names, strict=True):

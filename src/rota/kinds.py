@@ -82,6 +82,11 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST else f"{text[:MOST]}..."
 
 
+def called(policy: object, known: Mapping[str, type]) -> str:
+    """What a recipe calls a sampler, an estimator or a server; one of the user's own has its class's name."""
+    return next((name for name, kind in known.items() if kind is type(policy)), type(policy).__name__)
+
+
 def describe(kind: Any) -> str:
     """A type in a user's words."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path", Any: "a value"}

@@ -28,8 +28,9 @@ from torch import Tensor
 from rota.data.federation import Array
 from rota.engine import Engine
 from rota.errors import BadInput, did_you_mean
+from rota.kinds import called
 from rota.plan import State, admit
-from rota.sampling import Asking, Sampler, draw, variance
+from rota.sampling import SAMPLERS, Asking, Sampler, draw, variance
 from rota.sampling.waterfill import waterfill
 from rota.weights import Weights
 
@@ -147,6 +148,7 @@ def check(names: Sequence[str], sampler: Sampler, shares: Array, rounds: int) ->
         able = len(question.rows) == np.count_nonzero(shares)
     if not able:
         why = "does not draw all clients by probabilities of its own (rates and a procedure)"
-        raise BadInput(f"metrics are asked for, but the sampler {type(sampler).__name__} {why}: leave them out, or take kvib, uniform ...")
+        name = called(sampler, SAMPLERS)
+        raise BadInput(f"metrics are asked for, but the sampler '{name}' {why}: leave them out, or take kvib, uniform ...")
     if getattr(sampler, "procedure", "") == "sequential" and not set(names) <= SIMPLE and shares.shape[1] > PAIRS:
         raise BadInput(f"metrics: the variance of sequential draws is for up to {PAIRS} clients: ask for cost and regret alone")
