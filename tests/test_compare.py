@@ -128,6 +128,25 @@ def test_which_models_diverged_is_said() -> None:
     assert words(a=math.inf, b=1.0, c=None) == "the loss of 'a' and 'c' is not finite: a lower lr may help"
 
 
+def test_what_went_wrong_stands_below_the_table() -> None:
+    def summary(run: str, small: float | None, failures: int) -> dict[str, Any]:
+        models = {"wide": {"accuracy": 0.5, "loss": 1.0, "failures": 0}, "small": {"accuracy": 0.5, "loss": small, "failures": failures}}
+        costs = {"bytes_up": 1e6, "bytes_down": 1e6, "client_seconds": 2.0, "server_bytes": 1e3}
+        whole = {"accuracy": 0.5, "loss": None, "worst_accuracy": 0.5, "accuracy_spread": 0.0, "rounds": 4, "failures": failures}
+        return {"run": run, "models": models, **whole, **costs}
+
+    fine = [summary(f"0.1-seed{seed}", 1.0, 0) for seed in range(2)]
+    bad = [summary("1e38-seed0", None, 3), summary("1e38-seed1", 1.0, 0), summary("1e38-seed2", math.inf, 4)]
+    assert compare.table([*fine, *bad])[-2:] == [
+        "1e38 (2 of 3 seeds): the loss of 'small' is not finite: a lower lr may help",
+        "1e38 (2 of 3 seeds): 7 trainings could not be used (small 7): the report says why",
+    ]
+    assert compare.table([fine[0], bad[0]])[-2] == "1e38-seed0: the loss of 'small' is not finite: a lower lr may help"
+    alone = [{**result, "models": {"small": result["models"]["small"]}} for result in (fine[0], bad[0])]
+    assert compare.table(alone)[-1] == "1e38-seed0: 3 trainings could not be used: the report says why"
+    assert not any("not" in line for line in compare.table(fine))
+
+
 @given(st.lists(st.sampled_from(["a", "1", "0.5", "-1", "../b", "[1, 2]", "x y", "ü"]), min_size=1, max_size=4, unique=True))
 def test_run_names_are_plain_folder_names(values: list[str]) -> None:
     try:
@@ -189,9 +208,10 @@ def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None
 
 def test_seeds_of_several_models_are_one_row() -> None:
     def summary(seed: int, accuracy: float, hits: list[int | None]) -> dict[str, Any]:
-        models = {name: {"accuracy": accuracy, "rounds_to_target": hit} for name, hit in zip("ab", hits, strict=True)}
+        one = {"accuracy": accuracy, "loss": 1.0, "failures": 0}
+        models = {name: {**one, "rounds_to_target": hit} for name, hit in zip("ab", hits, strict=True)}
         costs = {"bytes_up": 1e6 * (1 + seed), "bytes_down": 1e6, "client_seconds": 2.0, "server_bytes": 1e3}
-        whole = {"accuracy": accuracy, "worst_accuracy": accuracy, "accuracy_spread": 0.0, "rounds": 10 + seed}
+        whole = {"accuracy": accuracy, "worst_accuracy": accuracy, "accuracy_spread": 0.0, "rounds": 10 + seed, "failures": 0}
         return {"run": f"x-seed{seed}", "models": models, **whole, **costs}
 
     head, row, _, _, cost = compare.table([summary(0, 0.4, [3, 5]), summary(1, 0.5, [4, None])])
@@ -201,9 +221,9 @@ def test_seeds_of_several_models_are_one_row() -> None:
 
 
 def test_scores_that_are_not_alike_have_no_columns_over_all() -> None:
-    models = {"a": {"accuracy": 0.5}, "b": {"accuracy": -172.25}}
+    models = {name: {"accuracy": accuracy, "loss": 1.0, "failures": 0} for name, accuracy in (("a", 0.5), ("b", -172.25))}
     costs = {"bytes_up": 1e6, "bytes_down": 1e6, "client_seconds": 2.0, "server_bytes": 1e3}
-    one = {"models": models, "accuracy": None, "worst_accuracy": None, "accuracy_spread": None, "rounds": 3, **costs}
+    one = {"models": models, "accuracy": None, "worst_accuracy": None, "accuracy_spread": None, "rounds": 3, "failures": 0, **costs}
     head, row, *_ = compare.table([{"run": "x-seed0", **one}])
     assert [re.split(r"\s{2,}", line) for line in (head, row)] == [["run", "a", "b", "rounds"], ["x-seed0", "50.00%", "-172.2", "3"]]
     head, row, *_ = compare.table([{"run": f"x-seed{seed}", **one} for seed in range(2)])

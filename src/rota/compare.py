@@ -97,7 +97,7 @@ def parse(vary: str) -> tuple[list[str], list[list[Any]]]:
 def table(results: list[Config]) -> list[str]:
     """The runs' summaries as lines, seeds together: means, with half their 95 % intervals. With several models: the mean of the accuracies,
     each of them, the worst, their standard deviation, the rounds until each was at the target; and below these the costs with their
-    multiples of the least.
+    multiples of the least. Below all of it, what went wrong in which setting.
     """
     groups = [list(group) for _, group in itertools.groupby(results, key=lambda result: result["run"].rpartition("-seed")[0])]
     runs = [_name(group) for group in groups]
@@ -109,7 +109,7 @@ def table(results: list[Config]) -> list[str]:
             each = [result["loss"] for result in group]
             lost = loss(None if None in each else sum(each) / len(each))
             lines.append(f"{name:{width}}  accuracy {_percent([result['accuracy'] for result in group])}  loss {lost}  {_rounds(group)}")
-        return lines
+        return [*lines, *_wrong(groups)]
 
     learnt = []
     for title, cell in _scores(models):
@@ -123,7 +123,8 @@ def table(results: list[Config]) -> list[str]:
     for title, (key, form) in COSTS.items():
         means = [sum(result[key] for result in group) / len(group) for group in groups]
         costs.append([title, *(_cost(value, form, min(means)) for value in means)])
-    return [*_lines(["run", *runs], learnt), "", *_lines(["cost of", *runs], costs)]
+    wrong = _wrong(groups)
+    return [*_lines(["run", *runs], learnt), "", *_lines(["cost of", *runs], costs), *[""] * bool(wrong), *wrong]
 
 
 def _scores(models: list[str]) -> list[tuple[str, Callable[[Config], float | None]]]:
@@ -135,8 +136,35 @@ def _scores(models: list[str]) -> list[tuple[str, Callable[[Config], float | Non
 
 
 def _name(group: list[Config]) -> str:
+    return _setting(group) + (f" ({len(group)} seeds)" if len(group) > 1 else "")
+
+
+def _wrong(groups: list[list[Config]]) -> list[str]:
+    """Which settings have models that diverged or trainings that could not be used, seeds together."""
+    lines = []
+    for group in groups:
+        for say in (diverged, failed):
+            some = [result for result in group if say(result)]
+            if some:
+                of = f" ({len(some)} of {len(group)} seeds)" if len(some) < len(group) else ""
+                lines.append(f"{_setting(group)}{of}: {say(_together(some))}")
+    return lines
+
+
+def _together(results: list[Config]) -> Config:
+    """The models' failures in all of these runs, and losses that are finite in each of them."""
+    models: dict[str, Any] = {}
+    for result in results:
+        for name, model in result["models"].items():
+            before = models.get(name, model | {"failures": 0})
+            lost = diverged({"models": {name: model}})
+            models[name] = {"loss": None if lost else before["loss"], "failures": before["failures"] + model["failures"]}
+    return {"models": models, "failures": sum(result["failures"] for result in results)}
+
+
+def _setting(group: list[Config]) -> str:
     name: str = group[0]["run"]
-    return name if len(group) == 1 else f"{name.rpartition('-seed')[0]} ({len(group)} seeds)"
+    return name if len(group) == 1 else name.rpartition("-seed")[0]
 
 
 def _lines(names: list[str], columns: list[list[str]]) -> list[str]:
