@@ -190,17 +190,18 @@ def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None
     outcome = call("compare", "mmfl-digits", *words, "--vary", "sampler=mmfl-kvib,mmfl-lvr", "--out", tmp_path / "a")
     assert outcome.status == 0, outcome.err
     assert max(map(len, outcome.out.splitlines()[:-1])) < 100
-    head, *rows, _, costs, cheap, dear, _ = (re.split(r"\s{2,}", line) for line in outcome.out.splitlines())
-    assert head == ["run", "mean", "linear", "small", "mean", "worst", "spread", "rounds", "to target"]
+    head, *rows, _, aim, quick, slow, _, costs, cheap, dear, _ = (re.split(r"\s{2,}", line) for line in outcome.out.splitlines())
+    assert head == ["run", "mean", "linear", "small", "mean", "worst", "spread", "rounds"]
+    assert aim == ["rounds to target", "linear", "small", "mean"]
     assert costs == ["cost of", "sent up", "sent down", "client computing", "server memory"]
     assert [cheap[0], dear[0]] == [row[0] for row in rows]
     kvib, lvr = (json.loads((tmp_path / "a" / f"{row[0]}/summary.json").read_text()) for row in rows)
-    for row, summary in zip(rows, (kvib, lvr), strict=True):
+    for row, reached, summary in zip(rows, (quick, slow), (kvib, lvr), strict=True):
         each = [model["accuracy"] for model in summary["models"].values()]
         percents = [np.mean(each), *each, min(each), np.std(each)]
         assert row[1:7] == [f"{value:.2%}" for value in percents]
         hits = [f"{model['rounds_to_target'] or '-'}" for model in summary["models"].values()]
-        assert row[7:9] == [f"{summary['rounds']}", " ".join(hits)]
+        assert (row[7:], reached) == ([f"{summary['rounds']}"], [row[0], *hits])
     assert lvr["bytes_down"] > 2 * kvib["bytes_down"]  # all clients are sent all models, to say their losses
     assert dear[2].endswith(f" {lvr['bytes_down'] / kvib['bytes_down']:.1f}x")
     assert [cell.split()[-1] for cell in (cheap[2], cheap[3])] == ["1.0x", "1.0x"]
@@ -214,8 +215,11 @@ def test_seeds_of_several_models_are_one_row() -> None:
         whole = {"accuracy": accuracy, "worst_accuracy": accuracy, "accuracy_spread": 0.0, "rounds": 10 + seed, "failures": 0}
         return {"run": f"x-seed{seed}", "models": models, **whole, **costs}
 
-    head, row, _, _, cost = compare.table([summary(0, 0.4, [3, 5]), summary(1, 0.5, [4, None])])
-    assert re.split(r"\s{2,}", row) == ["x (2 seeds)", *["45.0 ± 63.5 %"] * 4, "0.0 %", "10.5", "3.5 -"]
+    head, row, _, aim, hits, _, _, cost = compare.table([summary(0, 0.4, [3, 5]), summary(1, 0.5, [4, None])])
+    assert re.split(r"\s{2,}", row) == ["x (2 seeds)", *["45.0 ± 63.5 %"] * 4, "0.0 %", "10.5"]
+    assert re.split(r"\s{2,}", aim) == ["rounds to target", "a", "b"]
+    assert re.split(r"\s{2,}", hits) == ["x (2 seeds)", "3.5 ± 6.4", "5 (1 of 2)"]
+    assert compare.table([summary(0, 0.4, [3, None])])[4].split() == ["x-seed0", "3", "-"]
     assert re.split(r"\s{2,}", cost) == ["x (2 seeds)", "1.5 MB 1.0x", "1.0 MB 1.0x", "2.0 s 1.0x", "1.0 kB 1.0x"]
     assert len(head) == len(row)
 

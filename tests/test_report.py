@@ -628,7 +628,8 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     assert first == ["task[1].name=letters", *percents[:3], "–", *percents[3:]]
     assert second[3] == "–"
     head, first, second = cells(tables.to_target(groups, names))
-    assert head == ["Rounds to 75.0 %", "All models", *names]
+    assert head == ["Rounds to 75.0 %", "All at once", *names]
+    assert "Rounds to target, all models at once" in cells(tables.runs(groups))[0]
     when = [line["round"] for line in groups[0].runs[0].tested if line["models"]["digits"]["accuracy"] >= 0.75]
     assert first == ["task[1].name=letters", "not reached", f"{when[0]}", "not reached", "–"]
     assert second[3] == "–"
@@ -644,6 +645,7 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     own = {label: value.replace(numbers.SPACE, " ") for label, value, _ in tables.tiles(groups[:1])}
     assert [own[label] for label in ("Worst model", "Spread of models")] == percents[3:]
     assert (own["Client computing"], own["Server memory"]) == ("30 min", "4.0 MB")
+    assert own[f"Rounds to 75.0{numbers.SPACE}%, all at once"] == "not reached"
     assert tables.to_target(read_all(make(tmp_path / "c", models=("digits", "letters"))), names) == ""
 
 

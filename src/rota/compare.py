@@ -96,7 +96,7 @@ def parse(vary: str) -> tuple[list[str], list[list[Any]]]:
 
 def table(results: list[Config]) -> list[str]:
     """The runs' summaries as lines, seeds together: means, with half their 95 % intervals. With several models: the mean of the accuracies,
-    each of them, the worst, their standard deviation, the rounds until each was at the target; and below these the costs with their
+    each of them, the worst, their standard deviation; below these the rounds until each was at the target, and the costs with their
     multiples of the least. Below all of it, what went wrong in which setting.
     """
     groups = [list(group) for _, group in itertools.groupby(results, key=lambda result: result["run"].rpartition("-seed")[0])]
@@ -117,14 +117,16 @@ def table(results: list[Config]) -> list[str]:
         if any(value is not None for each in values for value in each):
             learnt.append([title, *map(_percent, values)])
     learnt.append(["rounds", *(_count([result["rounds"] for result in group]) for group in groups)])
+    parts = [_lines(["run", *runs], learnt)]
     if any("rounds_to_target" in model for result in results for model in result["models"].values()):
-        learnt.append(["to target", *(_hits(group, models) for group in groups)])
+        parts.append(_lines(["rounds to target", *runs], [[name, *(_hits(group, name) for group in groups)] for name in models]))
     costs = []
     for title, (key, form) in COSTS.items():
         means = [sum(result[key] for result in group) / len(group) for group in groups]
         costs.append([title, *(_cost(value, form, min(means)) for value in means)])
-    wrong = _wrong(groups)
-    return [*_lines(["run", *runs], learnt), "", *_lines(["cost of", *runs], costs), *[""] * bool(wrong), *wrong]
+    parts.append(_lines(["cost of", *runs], costs))
+    parts += [wrong] if (wrong := _wrong(groups)) else []
+    return [line for part in parts for line in ("", *part)][1:]
 
 
 def _scores(models: list[str]) -> list[tuple[str, Callable[[Config], float | None]]]:
@@ -182,10 +184,13 @@ def _rounds(group: list[Config]) -> str:
     return rounds(group[0]) if len(group) == 1 else f"{_count([each['rounds'] for each in group])} rounds"
 
 
-def _hits(group: list[Config], models: list[str]) -> str:
-    """Each model's rounds to the target, if all seeds came there."""
-    hits = [[result["models"].get(name, {}).get("rounds_to_target") for result in group] for name in models]
-    return " ".join("-" if None in each else _count(each) for each in hits)
+def _hits(group: list[Config], model: str) -> str:
+    """A model's rounds to the target, and how many of the seeds came there if not all did."""
+    known = [hit for result in group if (hit := result["models"].get(model, {}).get("rounds_to_target")) is not None]
+    if not known:
+        return "-"
+    words = numbers.mean(known, numbers.count).replace(numbers.SPACE, " ")
+    return words if len(known) == len(group) else f"{words} ({len(known)} of {len(group)})"
 
 
 def _count(values: list[int]) -> str:

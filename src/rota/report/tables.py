@@ -59,7 +59,9 @@ def tiles(groups: list[Group]) -> list[Tile]:
 def _own(group: Group) -> list[Tile]:
     runs, many = group.runs, several([group])
     over = f"mean of {len(runs)} seeds" if len(runs) > 1 else ""
-    target = [(f"Rounds to {_form(runs)(runs[0].target)}", *_to_target(runs, runs[0].models))] if runs[0].target is not None else []
+    target = []
+    if runs[0].target is not None:
+        target = [(f"Rounds to {_form(runs)(runs[0].target)}{', all at once' * many}", *_to_target(runs, runs[0].models))]
 
     def own(columns: list[Column]) -> list[Tile]:
         return [(name, _mean(runs, cell, form), over) for name, cell, form in columns]
@@ -107,7 +109,8 @@ def runs(groups: list[Group], paid: bool = True) -> str:
     ]
     target = any(run.target is not None for group in groups for run in group.runs)
     seeds = any(len(group.runs) > 1 for group in groups)
-    head = ["Run", *["Seeds"] * seeds, *_names(before), *["Rounds to target"] * target, *_names(after)]
+    reach = "Rounds to target, all models at once" if several(groups) else "Rounds to target"
+    head = ["Run", *["Seeds"] * seeds, *_names(before), *[reach] * target, *_names(after)]
     rows = []
     for group in groups:
         reached = " ".join(_to_target(group.runs, group.runs[0].models)).strip()
@@ -138,11 +141,11 @@ def models(groups: list[Group], names: list[str]) -> str:
 
 
 def to_target(groups: list[Group], names: list[str]) -> str:
-    """The rounds that each model took to the target; nothing where there is none."""
+    """The rounds that each model took to the target, and until all were there in one round; nothing where there is none."""
     targets = sorted({run.target for group in groups for run in group.runs if run.target is not None})
     if not targets:
         return ""
-    head = [f"Rounds to {' or '.join(map(_form(_all(groups)), targets))}", "All models", *names]
+    head = [f"Rounds to {' or '.join(map(_form(_all(groups)), targets))}", "All at once", *names]
     rows = []
     for group in groups:
         each = [group.runs[0].models, *([name] for name in names)]
