@@ -641,7 +641,8 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     assert html.count(">Sent down</th>") == html.count(">Server memory</th>") == 1  # not again in the table of runs
     best = {label: (value, who) for label, value, who in tables.tiles(groups)}
     assert best["Highest worst model"] == (second[2].replace(" ", numbers.SPACE), "task[1].name=words")
-    assert best["Least client computing"][1] == best["Least spread of models"][1] == "all settings"
+    assert best["Least spread of models"][1] == "all settings"
+    assert best["Least client computing"][1] == "task[1].name=words, of those at the target"
     own = {label: value.replace(numbers.SPACE, " ") for label, value, _ in tables.tiles(groups[:1])}
     assert [own[label] for label in ("Worst model", "Spread of models")] == percents[3:]
     assert (own["Client computing"], own["Server memory"]) == ("30 min", "4.0 MB")
@@ -666,6 +667,28 @@ def test_tiles_name_the_best_setting(tmp_path: Path) -> None:
     tiles = {label: (value, who) for label, value, who in tables.tiles(compare(tmp_path, rounds=20))}
     assert tiles["Highest final accuracy"][1] == "vrb"
     assert tiles["Least data sent"] == ("120" + numbers.SPACE + "MB", "all settings")
+
+
+def test_settings_tie_by_their_values_and_not_by_how_these_are_written(tmp_path: Path) -> None:
+    for name, budget in (("a", 3), ("b", 3), ("c", 3)):
+        make(tmp_path / name, sampler={"name": name, "budget": budget})
+    path = tmp_path / "b/rounds.jsonl"
+    path.write_text(path.read_text().replace('"seconds": 180.0', '"seconds": 180.001'))
+    tiles = {label: (value, who) for label, value, who in tables.tiles(read_all(tmp_path))}
+    assert tiles["Least virtual time"] == (f"3{numbers.SPACE}min", "2 settings")
+    assert tiles["Least data sent"][1] == "all settings"
+
+
+def test_what_missed_the_target_is_not_the_cheapest(tmp_path: Path) -> None:
+    for seed in range(2):
+        make(tmp_path / f"good-seed{seed}", seed=seed, rounds=20, lift=0.4, target=0.7, cohort=4, sampler={"name": "good"})
+        make(tmp_path / f"poor-seed{seed}", seed=seed, rounds=20, lift=0.4 - seed, target=0.7, played=15, sampler={"name": "poor"})
+    tiles = {label: (value, who) for label, value, who in tables.tiles(read_all(tmp_path))}
+    assert [tiles[f"Least {what}"][1] for what in ("virtual time", "data sent")] == ["good, of those at the target"] * 2
+    assert tiles["Fewest rounds to target"][1] == "good"
+    shutil.rmtree(tmp_path / "poor-seed1")
+    tiles = {label: (value, who) for label, value, who in tables.tiles(read_all(tmp_path))}
+    assert tiles["Least virtual time"][1] == "poor"
 
 
 def test_failures_are_counted_by_reason(tmp_path: Path) -> None:
@@ -861,6 +884,37 @@ def test_a_run_under_the_pointer_stands_out(tmp_path: Path, browser: Any) -> Non
     assert seen(browser, "div._fullLayout.xaxis.range") == ranges
     ActionChains(browser).move_to_element(browser.find_element("css selector", "h1")).perform()
     WebDriverWait(browser, 20).until(lambda _: not any(pale().values()))
+
+
+def test_of_many_bands_only_the_one_under_the_pointer_is_drawn(tmp_path: Path, browser: Any) -> None:
+    compare(tmp_path / "all", samplers=tuple("abcdef"), seeds=2, people=40)
+    page = write([tmp_path / "all"], tmp_path / "report.html")
+    assert page.read_text().count("Bands are left out while more than 5 lines are shown") == 2
+    opened(browser, page)
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def filled() -> dict[str, Any]:
+        """The series whose areas can be seen, for each chart that has areas."""
+        areas = "div._fullData.filter((t) => t.visible === true && t.fillcolor)"
+        inside = f"{areas}.filter((t) => t.fillcolor.replaceAll(' ', '').slice(-3) !== ',0)')"
+        areas = seen(browser, f"[{areas}.length, {inside}.map((t) => t.meta.series)]")
+        return {key: series for key, (some, series) in areas.items() if some}
+
+    def pointed(at: Any, shown: list[str]) -> None:
+        ActionChains(browser).move_to_element(at).perform()
+        WebDriverWait(browser, 20).until(lambda _: set(map(tuple, filled().values())) == {tuple(shown)})
+
+    assert filled() == {"accuracy": [], "loss": [], "spread": [], "sampled": []}
+    chips = browser.find_elements("css selector", ".chip")
+    ranges = seen(browser, "div._fullLayout.yaxis.range")
+    pointed(chips[2], ["run 2"])
+    assert seen(browser, "div._fullLayout.yaxis.range") == ranges
+    pointed(browser.find_element("css selector", "h1"), [])
+    chips[0].click()
+    pointed(browser.find_element("css selector", "h1"), [f"run {number}" for number in range(1, 6)])
+    compare(tmp_path / "few", samplers=tuple("abcde"), seeds=2)
+    assert "Bands are left out" not in write([tmp_path / "few"], page).read_text()
 
 
 def test_a_phone_and_the_dark(tmp_path: Path, browser: Any) -> None:

@@ -31,10 +31,14 @@
     return `rgba(${r},${g},${b},${alpha})`;
   }
 
+  // areas that lie over each other hide the lines: of many, only the one that is pointed at is filled
+  const filled = (series) => state.focus === series || Object.keys(page.series).length - state.hidden.size <= page.crowd;
+
   function finish(trace) {
     const { series, role, along, value, index } = trace.meta;
     const out = { ...trace };
     if (series) {
+      const fill = (alpha) => colour(series, filled(series) ? alpha : 0);
       out.visible = !state.hidden.has(series);
       const pale = state.focus && state.focus !== series;
       out.opacity = pale ? 0.15 : 1;
@@ -42,14 +46,14 @@
       const dash = role === "dotted" ? "dot" : page.series[series].dash;
       if (role === "edge" || role === "band") {
         out.line = { width: 0 };
-        out.marker = { color: colour(series, 0.6), symbol: "line-ew-open", size: 14 };
-        out.fillcolor = colour(series, pale ? 0.03 : 0.16);
+        out.marker = { color: fill(0.6), symbol: "line-ew-open", size: 14 };
+        out.fillcolor = fill(pale ? 0.03 : 0.16);
       } else if (role === "bar") {
         out.marker = { color: colour(series, 0.9) };
       } else {
         out.line = { ...trace.line, color: colour(series, role === "under" ? 0.18 : 1), width, dash };
         out.marker = { color: colour(series), size: 5 };
-        if (role === "area") out.fillcolor = colour(series, pale ? 0.03 : 0.12);
+        if (role === "area") out.fillcolor = fill(pale ? 0.03 : 0.12);
       }
     }
     if (role === "class") out.marker = { color: theme().classes[index], line: { width: 0 } };

@@ -18,6 +18,8 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 """The browser holds the page to it: nothing is fetched, whatever is in it."""
 COLOURS = 6
 DASHES = ("solid", "dash", "dot", "dashdot")
+CROWD = 5
+"""So many bands, or filled histograms, can lie over each other and still be read; of more, only the one under the pointer is drawn."""
 AXES = {"round": "Rounds", "seconds": "Virtual time", "bytes": "Data sent"}
 
 
@@ -31,11 +33,14 @@ def render(groups: list[Group]) -> str:
     shown = {chart.key: chart for charts in sections.values() for chart in charts if chart.traces}
     payload = {
         "series": {one.key: _style(colours.index(one.key) if one.key in colours else None) for one in series},
+        "crowd": CROWD,
         "axes": axes,
         "x": x,
         "charts": {key: {"traces": chart.traces, "layout": chart.layout, "progress": chart.progress} for key, chart in shown.items()},
     }
-    notes = {"Progress" if sections["Progress"] else "Each model": _seeds_in_words(groups)}
+    crowded = f"Bands are left out while more than {CROWD} lines are shown: point at a name above to see its band."
+    notes = {"Across clients": crowded if len(series) > CROWD else ""}
+    notes["Progress" if sections["Progress"] else "Each model"] = _seeds_in_words(groups, notes["Across clients"])
     parts = [
         _headline(name, groups, models),
         _controls(series),
@@ -207,10 +212,10 @@ def _configuration(groups: list[Group]) -> str:
     return _section("Configuration", "What differs between the settings, and each setting’s file." if differences else "", body)
 
 
-def _seeds_in_words(groups: list[Group]) -> str:
+def _seeds_in_words(groups: list[Group], crowded: str) -> str:
     several = [group for group in groups if len(group.runs) > 1]
     uneven = any(len({len(run.rounds) for run in group.runs}) > 1 for group in several)
-    words = "Lines are means over seeds, bands go from the lowest to the highest seed." if several else ""
+    words = f"Lines are means over seeds, bands go from the lowest to the highest seed. {crowded}".strip() if several else ""
     return words + (" Where seeds stopped at different rounds, a line ends with the first of them." if uneven else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from html import escape
@@ -78,25 +79,43 @@ def _best(groups: list[Group]) -> list[Tile]:
     many, runs = several(groups), _all(groups)
     best = [*zip((f"Highest final {_word(runs)}", f"Highest peak {_word(runs)}"), accuracies(runs), strict=False)]
     best = best or [(f"Highest {column[0].removeprefix('Final ')}", column) for column in _each(runs, models_of(groups))]
-    wanted: list[tuple[str, Column, bool]] = [
+    reached: list[tuple[str, Column, bool]] = [
         *((label, column, True) for label, column in best),
         *zip(("Highest worst model", "Least spread of models"), fairness(runs), (True, False), strict=False),
         ("Fewest rounds to target", ("", lambda run: run.rounds_to_target, numbers.count), False),
+    ]
+    paid: list[tuple[str, Column, bool]] = [
         ("Least virtual time", TIME, False),
         ("Least data sent", ("", _sent, numbers.size), False),
         *([("Least client computing", WORK[0], False), ("Least server memory", WORK[1], False)] if many else []),
     ]
+    # what did not reach the target in every seed is not cheaper than what did
+    there = _full(groups, lambda run: run.rounds_to_target) or groups
+    of = ", of those at the target" if len(there) < len(groups) else ""
     out = []
-    for label, (_, cell, form), highest in wanted:
-        # a setting counts when all its seeds have the number: those that missed the target would flatter the rest
-        full = [group for group in groups if len(_known(group.runs, cell)) == len(group.runs)]
-        means = _averages(full, cell)
-        if full:
-            top = max(means) if highest else min(means)
-            winners = [group for group, mean in zip(full, means, strict=True) if form(mean) == form(top)]
-            who = winners[0].label if len(winners) == 1 else f"{'all' if len(winners) == len(groups) else len(winners)} settings"
-            out.append((label, _mean(full[means.index(top)].runs, cell, form), who))
+    for among, remark, wanted in ((groups, "", reached), (there, of, paid)):
+        for label, column, highest in wanted:
+            if _full(among, column[1]):
+                value, who = _winner(among, column, highest)
+                out.append((label, value, who + remark))
     return [*out, ("Wall time", _wall(runs), "all runs")]
+
+
+def _winner(groups: list[Group], column: Column, highest: bool) -> tuple[str, str]:
+    """The best mean among those settings of which all seeds have the number (the others' would flatter), and whose it is."""
+    _, cell, form = column
+    full = _full(groups, cell)
+    means = _averages(full, cell)
+    top = max(means) if highest else min(means)
+    best = [group for group, mean in zip(full, means, strict=True) if math.isclose(mean, top, rel_tol=1e-9)]
+    return _mean(best[0].runs, cell, form), best[0].label if len(
+        best
+    ) == 1 else f"{'all' if len(best) == len(groups) else len(best)} settings"
+
+
+def _full(groups: list[Group], cell: Cell) -> list[Group]:
+    """The settings of which all seeds have a number."""
+    return [group for group in groups if len(_known(group.runs, cell)) == len(group.runs)]
 
 
 def runs(groups: list[Group], paid: bool = True) -> str:
