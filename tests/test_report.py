@@ -245,7 +245,6 @@ def test_title(tmp_path: Path) -> None:
     assert title(read_all(make(tmp_path / "alone"))) == "alone"
     assert title(compare(tmp_path / "samplers")) == "samplers"
     assert title(read_all(tmp_path / "alone", tmp_path / "samplers")) == "Comparison"
-    assert title(read_all(make(tmp_path / "named", name="my recipe"))) == "my recipe"
 
 
 def test_the_methods_stand_at_the_top(tmp_path: Path) -> None:
@@ -739,7 +738,7 @@ EVIL = "</script><img src=x onerror=alert(1)>&amp;\"'"
 def test_text_of_others_stays_text(tmp_path: Path) -> None:
     for name in ("x", "y"):
         evil = EVIL + name
-        make(tmp_path / name, models=(EVIL, "b"), failing=evil, name=EVIL, summary=EVIL, sampler={"name": evil, evil: 1}, more={EVIL: 1.5})
+        make(tmp_path / name, models=(EVIL, "b"), failing=evil, summary=EVIL, sampler={"name": evil, evil: 1}, more={EVIL: 1.5})
     for html in (render(read_all(tmp_path)), render(read_all(tmp_path / "x"))):
         outline = Outline(html)
         assert "img" not in outline.tags

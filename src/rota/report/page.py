@@ -78,11 +78,10 @@ def plotly() -> str:
 
 
 def title(groups: list[Group]) -> str:
-    """The recipe's name where the configuration has one, else the folder's, or that of the folder that holds them all."""
+    """The folder's name, or that of the folder that holds them all."""
     runs = [run for group in groups for run in group.runs]
-    names = {str(run.config.get("name", "")) for run in runs}
     places = {run.folder.parent.name for run in runs} if len(runs) > 1 else {runs[0].folder.name}
-    return next((found.pop() for found in (names, places) if len(found) == 1 and found != {""}), "Comparison")
+    return places.pop() if len(places) == 1 and places != {""} else "Comparison"
 
 
 def _charts(groups: list[Group], series: list[Series], models: list[str]) -> dict[str, list[Chart]]:
