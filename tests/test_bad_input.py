@@ -144,7 +144,7 @@ MISTAKES = {
     "run fedavg-digits --out /proc/rota": "cannot write to the output folder /proc/rota (No such file or directory): choose another --out",
     "run fedavg-digits --out nothing --resume": "there is no run to resume in nothing: leave --resume out to start one there",
     "run fedavg-digits --out busy --resume": "there is no run to resume in busy",
-    "run finished/config.toml --out finished --resume --set task.lr=0.5": "(task.0.lr was 0.1 and is now 0.5): resume it with ",
+    "run finished/config.toml --out finished --resume --set task.lr=0.5": "(task.lr was 0.1 and is now 0.5): resume it with ",
     "run finished/config.toml --out finished --resume --set target=0.5": "(target was not set and is now 0.5)",
     "run fedavg-digits --out damaged --resume": "damaged/config.toml cannot be read (",
     "report nothing": "nothing is not a run folder and holds none: name a folder that has a config.toml in it",

@@ -258,7 +258,7 @@ def test_a_used_folder_is_refused_and_resume_offered(finished: tuple[Path, str],
     assert "fedavg-seed0 is already in use: add --resume to go on with it" in again.err
     other = call("compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--out", folder, "--resume", "--set", "task.lr=0.5")
     assert other.status == 2
-    assert "(task.0.lr was 0.1 and is now 0.5)" in other.err
+    assert "(task.lr was 0.1 and is now 0.5)" in other.err
     (tmp_path / "notes.txt").write_text("mine")
     mine = call("compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--out", tmp_path)
     assert mine.status == 2

@@ -21,7 +21,7 @@ from rota import recipe
 from rota.errors import BadInput
 from rota.report import clients, curves, numbers, tables, write
 from rota.report.charts import series_of
-from rota.report.groups import Group, differing, flatten, group
+from rota.report.groups import Group, differing, group
 from rota.report.page import plotly, render, title
 from rota.report.runs import find, read
 
@@ -235,10 +235,15 @@ def test_a_folder_named_twice_is_read_once(tmp_path: Path) -> None:
     assert "1 model (digits) · 8 clients · 6 rounds · sampler uniform</p>" in html
 
 
-def test_flatten() -> None:
-    one = {"rounds": 3, "sampler": {"name": "kvib", "deep": {"x": True}}, "task": [{"lr": 0.1, "sizes": [1, 2]}]}
-    assert flatten(one) == {"rounds": "3", "sampler.name": "kvib", "sampler.deep.x": "true", "task.lr": "0.1", "task.sizes": "[1, 2]"}
-    assert flatten({"task": [{"lr": 0.1}, {"lr": 0.2}]}) == {"task[0].lr": "0.1", "task[1].lr": "0.2"}
+def test_keys_and_values_are_told_as_a_recipe_writes_them(tmp_path: Path) -> None:
+    make(tmp_path / "a", deep={"x": True, "sizes": [1, 2], "n": 5, "none": []})
+    make(tmp_path / "b", deep={"x": False, "sizes": [1, 3], "n": 5.0, "none": [1]}, models=("letters",))
+    assert differing([one.runs for one in read_all(tmp_path)]) == {
+        "deep.x": ["true", "false"],
+        "deep.sizes": ["[1, 2]", "[1, 3]"],
+        "deep.none": ["[]", "[1]"],
+        "task.name": ["digits", "letters"],
+    }
 
 
 def test_title(tmp_path: Path) -> None:
@@ -624,13 +629,13 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     final = groups[0].runs[0].tested[-1]["models"]
     digits, letters = (final[model]["accuracy"] for model in ("digits", "letters"))
     percents = [f"{100 * value:.1f} %" for value in ((digits + letters) / 2, digits, letters, letters, (digits - letters) / 2)]
-    assert first == ["task[1].name=letters", *percents[:3], "–", *percents[3:]]
+    assert first == ["task.1.name=letters", *percents[:3], "–", *percents[3:]]
     assert second[3] == "–"
     head, first, second = cells(tables.to_target(groups, names))
     assert head == ["Rounds to 75.0 %", "All at once", *names]
     assert "Rounds to target, all models at once" in cells(tables.runs(groups))[0]
     when = [line["round"] for line in groups[0].runs[0].tested if line["models"]["digits"]["accuracy"] >= 0.75]
-    assert first == ["task[1].name=letters", "not reached", f"{when[0]}", "not reached", "–"]
+    assert first == ["task.1.name=letters", "not reached", f"{when[0]}", "not reached", "–"]
     assert second[3] == "–"
     head, first, second = cells(tables.costs(groups))
     assert head == ["Run", "Final accuracy", "Worst model", "Sent up", "Sent down", "Client computing", "Server memory"]
@@ -639,9 +644,9 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     html = render(groups)
     assert html.count(">Sent down</th>") == html.count(">Server memory</th>") == 1  # not again in the table of runs
     best = {label: (value, who) for label, value, who in tables.tiles(groups)}
-    assert best["Highest worst model"] == (second[2].replace(" ", numbers.SPACE), "task[1].name=words")
+    assert best["Highest worst model"] == (second[2].replace(" ", numbers.SPACE), "task.1.name=words")
     assert best["Least spread of models"][1] == "all settings"
-    assert best["Least client computing"][1] == "task[1].name=words, of those at the target"
+    assert best["Least client computing"][1] == "task.1.name=words, of those at the target"
     own = {label: value.replace(numbers.SPACE, " ") for label, value, _ in tables.tiles(groups[:1])}
     assert [own[label] for label in ("Worst model", "Spread of models")] == percents[3:]
     assert (own["Client computing"], own["Server memory"]) == ("30 min", "4.0 MB")

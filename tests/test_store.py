@@ -44,6 +44,7 @@ from rota.record import Record
 from rota.sampling import SAMPLERS, Gvr
 from rota.store import Folder, checkpoint, refuse_used
 from rota.store import folder as folder_module
+from rota.store.folder import differences, flat
 from rota.weights import Weights
 
 SIZES = [5, 12, 7, 9, 8, 6, 5, 4, 6, 5, 7, 3]
@@ -493,6 +494,19 @@ def test_target_survives_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert run.rounds == whole.rounds
 
 
+def test_what_differs_is_told_by_the_keys_that_set_takes() -> None:
+    one = {"rounds": 3, "sampler": {"name": "kvib"}, "task": [{"lr": 0.1, "sizes": [1, 2]}]}
+    assert flat(one) == {"rounds": 3, "sampler.name": "kvib", "task.lr": 0.1, "task.sizes": [1, 2]}
+    two = {"task": [{"lr": 0.1}, {"lr": 0.1, "data": {"seed": 1}}]}
+    assert flat(two) == {"task.0.lr": 0.1, "task.1.lr": 0.1, "task.1.data.seed": 1}
+    assert (
+        differences(two, {"task": [{"lr": 0.1}, {"lr": 0.2}]})
+        == "task.1.lr was 0.1 and is now 0.2, task.1.data.seed was 1 and is now not set"
+    )
+    assert differences({"metrics": []}, {"metrics": ["cost"]}) == 'metrics was [] and is now ["cost"]'
+    assert differences({"n": 5}, {"n": 5.0}) == ""
+
+
 def test_from_python(tmp_path: Path) -> None:
     """rota.run with the same objects; what has no recipe is described in words, and compared by them."""
     task = Task(network, federation(SIZES), batch=4)
@@ -527,8 +541,8 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     [
         (lambda task: replace(task, data=federation(SIZES, seed=1)), "the data of 'blobs' are not those that the run in .* began with"),
         (lambda task: replace(task, data=moved(task.data)), "the data of 'blobs' are not those"),
-        (lambda task: replace(task, score=absolute), r"task\.0\.score was \"top1\" and is now \"absolute\""),
-        (lambda task: replace(task, loss=absolute), r"task\.0\.loss was \"cross_entropy\" and is now \"absolute\""),
+        (lambda task: replace(task, score=absolute), r"task\.score was \"top1\" and is now \"absolute\""),
+        (lambda task: replace(task, loss=absolute), r"task\.loss was \"cross_entropy\" and is now \"absolute\""),
     ],
 )
 def test_another_experiment_is_not_gone_on_with(change: Callable[[Task], Task], said: str, tmp_path: Path) -> None:

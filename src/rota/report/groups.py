@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rota.report.runs import Run
+from rota.store.folder import flat
 
 METHODS = ("sampler.name", "estimator.name", "server.name")
 
@@ -36,29 +37,16 @@ def group(runs: list[Run]) -> list[Group]:
 
 def differing(groups: list[list[Run]]) -> dict[str, list[str | None]]:
     """The configuration keys that are not the same in all groups, with each group's value (None where it has no such key)."""
-    flat = [flatten(members[0].config) for members in groups]
-    keys = dict.fromkeys(key for config in flat for key in config if key != "seed")
-    table = {key: [config.get(key) for config in flat] for key in keys}
+    configs = [{key: _text(value) for key, value in flat(members[0].config).items()} for members in groups]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
+    table = {key: [config.get(key) for config in configs] for key in keys}
     return {key: values for key, values in table.items() if len(set(values)) > 1}
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"sampler": {"name": "uniform"}} as {"sampler.name": "uniform"}; the tables of a list are numbered if there are several."""
-    out: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            out |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            for number, item in enumerate(value):
-                out |= flatten(item, f"{prefix}{key}{f'[{number}]' if len(value) > 1 else ''}.")
-        else:
-            out[prefix + key] = value if isinstance(value, str) else json.dumps(_whole(value), default=str)
-    return out
-
-
-def _whole(value: Any) -> Any:
-    """5 and 5.0 are one value."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _text(value: Any) -> str:
+    """A value in words; 5 and 5.0 are one."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return value if isinstance(value, str) else json.dumps(whole, default=str)
 
 
 def _labels(groups: list[list[Run]]) -> list[str]:

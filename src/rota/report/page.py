@@ -11,8 +11,9 @@ from typing import Any
 
 from rota.report import clients, curves, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
-from rota.report.groups import METHODS, Group, flatten
+from rota.report.groups import METHODS, Group
 from rota.report.runs import averaged
+from rota.store.folder import flat
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """The browser holds the page to it: nothing is fetched, whatever is in it."""
@@ -137,7 +138,7 @@ def _headline(name: str, groups: list[Group], models: list[str]) -> str:
 
 def _methods(groups: list[Group]) -> list[str]:
     """The sampler, estimator and server, where all runs have the same; the others are in the settings' names."""
-    found = {key: {flatten(group.runs[0].config).get(key) for group in groups} for key in METHODS}
+    found = {key: {flat(group.runs[0].config).get(key) for group in groups} for key in METHODS}
     return [f"{key.removesuffix('.name')} {name}" for key, names in found.items() if len(names) == 1 and (name := names.pop())]
 
 

@@ -189,18 +189,24 @@ def write(path: Path, text: str) -> None:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Which keys of two configurations differ, in words; empty where none does."""
-    before, after = _flat(old), _flat(new)
+    before, after = flat(old), flat(new)
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     words = [f"{key} was {_word(before.get(key))} and is now {_word(after.get(key))}" for key in keys]
     return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """A nested configuration with dotted keys, as --set takes them."""
-    if not isinstance(value, dict | list):
-        return {name: value}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {key: leaf for step, inner in items for key, leaf in _flat(inner, f"{name}.{step}".lstrip(".")).items()}
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration with dotted keys, as --set takes them: sampler.name, task.lr; of several tasks task.0.lr, task.1.lr."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value):
+                out |= flat(item, f"{prefix}{key}.{f'{number}.' if len(value) > 1 else ''}")
+        else:
+            out[prefix + key] = value
+    return out
 
 
 def _word(value: Any) -> str:
