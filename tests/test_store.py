@@ -505,6 +505,9 @@ def test_what_differs_is_told_by_the_keys_that_set_takes() -> None:
     )
     assert differences({"metrics": []}, {"metrics": ["cost"]}) == 'metrics was [] and is now ["cost"]'
     assert differences({"n": 5}, {"n": 5.0}) == ""
+    many = differences({"sizes": [1] * 1000}, {"sizes": [2] * 1000})
+    assert many.startswith("sizes was [1, 1, ")
+    assert len(many) < 250
 
 
 def test_from_python(tmp_path: Path) -> None:
@@ -609,7 +612,7 @@ def test_numbers_for_each_client_are_part_of_the_configuration(tmp_path: Path) -
     settings: dict[str, Any] = {"rounds": 2, "device": "cpu", "out": tmp_path / "run"}
     task = Task(network, federation([5, 6, 7]), batch=4)
     rota.run([task], Gvr(2, (1, 2, 1), uploads=(0.9, 0.9, 2.0)), **settings)
-    with pytest.raises(BadInput, match=r"sampler\.processors\.0 was 1 and is now 3, "):
+    with pytest.raises(BadInput, match=r"sampler\.processors was \[1, 2, 1\] and is now \[3, 3, 3\]"):
         rota.run([task], Gvr(2, (3, 3, 3), uploads=(0.9, 0.9, 2.0)), resume=True, **settings)
 
 
@@ -918,7 +921,7 @@ def test_resume_says_what_differs(tmp_path: Path) -> None:
     assert "(rounds was 3 and is now 4)" in refusal(rounds=4)
     assert str(tmp_path / "config.toml") in refusal(rounds=4)
     assert "(task.1.lr was 0.1 and is now 0.2)" in refusal(task=[{"lr": 0.1}, {"lr": 0.2, "sizes": [1, 2]}])
-    assert "(task.1.sizes.1 was 2 and is now not set)" in refusal(task=[{"lr": 0.1}, {"lr": 0.1, "sizes": [1]}])
+    assert "(task.1.sizes was [1, 2] and is now [1])" in refusal(task=[{"lr": 0.1}, {"lr": 0.1, "sizes": [1]}])
     assert '(sampler.name was "uniform" and is now "full", sampler.budget was 5.0 and is now not set)' in refusal(sampler={"name": "full"})
     assert "(rounds was 3 and is now 1, target was 0.5 and is now 0.1, seed was not set and is now 2 and 1 more)" in refusal(
         rounds=1, target=0.1, seed=2, evaluate=5

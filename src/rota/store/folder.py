@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from rota import weights
 from rota.data.federation import Federation
 from rota.errors import BadInput
+from rota.kinds import MOST
 from rota.loop import Experiment, State
 from rota.record import Record, finite
 from rota.store import checkpoint
@@ -210,7 +211,9 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    return "not set" if value is None else json.dumps(value, default=str)
+    """A value in a sentence: numbers for each of many clients are cut short."""
+    text = "not set" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= MOST else f"{text[:MOST]}..."
 
 
 def describe(experiment: Experiment, task: int) -> dict[str, Any]:
