@@ -633,7 +633,8 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     assert second[3] == "–"
     head, first, second = cells(tables.to_target(groups, names))
     assert head == ["Rounds to 75.0 %", "All at once", *names]
-    assert "Rounds to target, all models at once" in cells(tables.runs(groups))[0]
+    assert "Rounds to target, all at once" in cells(tables.runs(groups))[0]
+    assert "All at once is the first round in which all models are at the target." in render(groups)
     when = [line["round"] for line in groups[0].runs[0].tested if line["models"]["digits"]["accuracy"] >= 0.75]
     assert first == ["task.1.name=letters", "not reached", f"{when[0]}", "not reached", "–"]
     assert second[3] == "–"

@@ -178,7 +178,9 @@ def _models(groups: list[Group], models: list[str]) -> str:
     note = "Each model’s final score; they are of different kinds."
     if averaged([run for group in groups for run in group.runs]):
         note = "Final accuracies. The worst model is each run’s own; the spread is the models’ standard deviation."
-    section = _section("Models", note, tables.models(groups, models) + tables.to_target(groups, models))
+    aims = tables.to_target(groups, models)
+    note += " All at once is the first round in which all models are at the target." if aims else ""
+    section = _section("Models", note, tables.models(groups, models) + aims)
     if not _costs(groups):
         return section
     note = "Communication, the clients’ computing and the server’s memory until the runs’ ends; in brackets, multiples of the least."

@@ -128,7 +128,7 @@ def runs(groups: list[Group], paid: bool = True) -> str:
     ]
     target = any(run.target is not None for group in groups for run in group.runs)
     seeds = any(len(group.runs) > 1 for group in groups)
-    reach = "Rounds to target, all models at once" if several(groups) else "Rounds to target"
+    reach = "Rounds to target, all at once" if several(groups) else "Rounds to target"
     head = ["Run", *["Seeds"] * seeds, *_names(before), *[reach] * target, *_names(after)]
     rows = []
     for group in groups:
