@@ -118,6 +118,15 @@ def test_an_empty_value_unsets_a_key() -> None:
     assert changed("rounds=")["rounds"] == 100
 
 
+def test_an_empty_value_takes_a_task_away() -> None:
+    def names(*changes: str) -> list[str]:
+        return [task["name"] for task in changed(*changes, start="mmfl-digits")["task"]]
+
+    assert names("task.0=") == ["small", "wide"]
+    assert names("task.2=", "task.0=") == ["small"]
+    assert names('task.1={name="other", data="digits", model="cnn"}') == ["linear", "other", "wide"]
+
+
 def test_splits_are_the_runs_chance_and_apart_from_one_another() -> None:
     def labels(*settings: str) -> list[int]:
         return recipe.build(changed(*settings)).tasks[0].data.train.y.tolist()
@@ -149,6 +158,7 @@ def test_a_fraction_is_a_share_of_the_clients() -> None:
 
 
 KEYS = ["rounds", "seed", "target", "sampler", "sampler.budget", "sampler.fraction", "server.lr", "devices", "task", "task.0", "task.lr"]
+KEYS += ["task.1", "task.².lr"]
 KEYS += ["task.batch", "task.data", "task.data.seed", "task.data.split"]
 KEYS += ["task.partition", "task.partition.clients", "task.model", "task.model.classes", ""]
 VALUES = [

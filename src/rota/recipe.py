@@ -90,7 +90,8 @@ def read(recipe: str) -> Config:
 
 
 def override(config: Config, setting: str) -> Config:
-    """The config with one "key=value" changed. `task.lr=0.1` changes all tasks, `task.0.lr=0.1` the first, `target=` unsets a key.
+    """The config with one "key=value" changed. `task.lr=0.1` changes all tasks, `task.0.lr=0.1` the first; `target=` unsets a key, and
+    `task.0=` takes the first task away.
 
     A new name for a sampler, model, ... (`sampler=full`) keeps those of the old one's options that the new one also has.
     """
@@ -120,6 +121,10 @@ def assign(config: Config, path: str, value: Any) -> Config:
         *way, last = way
     for step in way:
         places = [found for place in places for found in _into(place, step, path)]
+    if way == ["task"] and last.isdecimal() and isinstance(tasks := places[0], list):
+        number = _number(tasks, last, path)
+        tasks[number : number + 1] = [] if value is None else [value]
+        return new
     tables = [item for place in places for item in (place if isinstance(place, list) else [place])]
     for place in tables:
         if not isinstance(place, dict):
@@ -148,17 +153,22 @@ def _shared(known: Config, old: Config) -> Config:
 def _into(place: Any, step: str, path: str) -> list[Any]:
     """One step along a dotted path: a key of a table (made where missing; a short name becomes a table), or an item of a list."""
     if isinstance(place, list):
-        if not step.isdigit():
+        if not step.isdecimal():
             return [found for item in place for found in _into(item, step, path)]
-        if int(step) >= len(place):
-            raise BadInput(f"there is no key '{path}': the recipe has {len(place)} [[task]], numbered from 0")
-        return [place[int(step)]]
+        return [place[_number(place, step, path)]]
     if not isinstance(place, dict):
         raise BadInput(f"there is no key '{path}': '{step}' is looked for in {shown(place)}, which is not a table")
     inner = place.setdefault(step, {})
     if isinstance(inner, str) and _kind(step):
         inner = place[step] = {"name": inner}
     return [inner]
+
+
+def _number(tasks: list[Any], step: str, path: str) -> int:
+    """The number of a task, if there is one of that number."""
+    if int(step) >= len(tasks):
+        raise BadInput(f"there is no key '{path}': the recipe has {len(tasks)} [[task]], numbered from 0")
+    return int(step)
 
 
 def resolve(raw: Config) -> Config:
