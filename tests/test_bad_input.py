@@ -89,6 +89,9 @@ MISTAKES = {
     "run fedavg-digits --set task.model=two_n": "unknown model 'two_n': did you mean 'two_nn'?",
     "run fedavg-digits --set task.data=minst": "unknown data 'minst': did you mean 'mnist'?",
     "run fedavg-digits --set task.partition=shard": "unknown partition 'shard': did you mean 'shards'?",
+    "run fedavg-digits --set task.data.splt=2": "unknown key 'task.data.splt': did you mean 'split'?",
+    "run fedavg-digits --set task.data.x=2": "unknown key 'task.data.x': known: matched_test, seed, split",
+    "run fedavg-digits --set sampler.fracton=0.1": "unknown key 'sampler.fracton': did you mean 'fraction'?",
     "run heart-hospitals --set sampler.fraction=0.5": "unknown key 'sampler.fraction': sampler has no options",
     # types
     "run fedavg-digits --set rounds=many": "'rounds' is 'many', but it takes a whole number",
@@ -100,6 +103,7 @@ MISTAKES = {
     "run fedavg-digits --set devices=5": "'devices' is 5, but it takes a table of options",
     "run fedavg-digits --set sampler.procedure=fxed": "'sampler.procedure' is 'fxed', but it takes one of 'fixed', 'independent'",
     "run fedavg-digits --set task.data.matched_test=1": "'task.data.matched_test' is 1, but it takes true or false",
+    "run fedavg-digits --set task.data.split=a": "'task.data.split' is 'a', but it takes a whole number",
     "run fedavg-digits --set task.data=folder": "'task.data.path' is missing: it takes a text or a path",
     # numbers
     "run fedavg-digits --set rounds=0": "rounds is 0: it must be at least 1",

@@ -196,6 +196,11 @@ def test_completion_works_in_a_process_of_its_own() -> None:
 
 def test_list_names_every_member_of_every_kind() -> None:
     tables = json.loads(call("list", "--json").out)
+    options = {entry["name"]: entry.get("options") for table in tables.values() for entry in table}
+    assert options["digits"] == ["matched_test", "seed", "split"]
+    assert {"seed", "split"}.isdisjoint(options["folder"])
+    assert options["uniform"] == ["budget", "procedure", "fraction"]
+    assert "fraction" not in options["full"]
     assert list(tables) == ["recipes", *registry.KINDS]
     assert [entry["name"] for entry in tables["recipes"]] == recipe.names()
     for kind, members in registry.KINDS.items():

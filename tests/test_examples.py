@@ -189,7 +189,8 @@ def test_every_command_is_in_the_readme() -> None:
 
 def test_every_key_of_a_recipe_is_explained() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
-    keys = {*recipe.TOP, *recipe.WORK, *recipe.PARTS, *recipe.SIZES, *recipe.CHANCE}
+    keys = {*recipe.TOP, *recipe.WORK, *recipe.PARTS, *recipe.SIZES}
+    keys |= {option for _, options in registry.MORE.values() for option in options}
     keys |= {each.name for world in recipe.WORLD.values() for each in fields(world)}
     missing = {key for key in keys if f"`{key}`" not in page}
     missing |= {key for key in (*recipe.POLICIES, *recipe.WORLD) if f"`[{key}]`" not in page}

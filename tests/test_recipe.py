@@ -102,6 +102,7 @@ def at(config: Any, path: str) -> Any:
         (["task.partition=high-low", "task.partition.low_size=[1, 2]"], "task.0.partition.low_size", [1, 2]),
         (["task.data=mnist"], "task.0.data", {"name": "mnist", "matched_test": True}),
         (["task.data.seed=3"], "task.0.data.seed", 3),
+        (["task.data.split=2", "task.data=mnist"], "task.0.data", {"name": "mnist", "matched_test": True, "split": 2}),
         (["task.data.split=2"], "task.0.data", {"name": "digits", "matched_test": True, "split": 2}),
         (["task.partition=", "task.data=synthetic", "task.data.classes=3"], "task.0.data.classes", 3),
         (["task.model=cnn"], "task.0.model", {"name": "cnn"}),
@@ -228,6 +229,13 @@ class Odd:
         return {"rounds": state["rounds"] + 1}
 
 
+@dataclass(frozen=True)
+class Share(Odd):
+    """A fraction that is not rota's, for there is no budget."""
+
+    fraction: float = 2.5
+
+
 class Net(nn.Module):
     def __init__(self, shape, classes: int, width: int = 4, note: "Nothing" = None) -> None:
         super().__init__()
@@ -283,6 +291,8 @@ def test_own_sampler_model_and_data(own: Path) -> None:
     assert call("run", "a/config.toml", "--out", "b").status == 0
     assert (own / "a" / "rounds.jsonl").read_bytes() == (own / "b" / "rounds.jsonl").read_bytes()
     assert "" not in sys.path
+    assert call("run", "own.toml", "--set", "sampler=own_parts:Share", "--out", "c").status == 0
+    assert tomllib.loads((own / "c" / "config.toml").read_text())["sampler"]["fraction"] == 2.5
 
 
 @pytest.mark.parametrize(

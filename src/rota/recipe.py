@@ -56,8 +56,6 @@ WORK: dict[str, tuple[Any, Any]] = {
 }
 SIZES = ("budget", "fraction")
 """Two ways to say how many clients a sampler draws."""
-CHANCE = ("seed", "split")
-"""What decides the data's own chance: a seed in the place of the run's, and which of several splits by it."""
 PARTS = {"data": "data", "partition": "partitions", "model": "models"}
 
 
@@ -133,7 +131,8 @@ def assign(config: Config, path: str, value: Any) -> Config:
         if value is None:
             continue
         if kind and isinstance(value, str) and isinstance(old, dict):
-            place[last] = {"name": value, **_shared(registry.options(kind, registry.find(kind, value)), old)}
+            known = registry.options(kind, registry.find(kind, value))
+            place[last] = {"name": value, **{option: given for option, given in old.items() if option in known}}
         else:
             place[last] = value
         if way[-1:] == ["sampler"] and last in SIZES:  # the new one counts
@@ -144,10 +143,6 @@ def assign(config: Config, path: str, value: Any) -> Config:
 def _kind(key: str) -> str | None:
     """The kind of thing that a key names: "samplers" for "sampler"."""
     return POLICIES[key][0] if key in POLICIES else PARTS.get(key)
-
-
-def _shared(known: Config, old: Config) -> Config:
-    return {key: value for key, value in old.items() if key in known or (key == "fraction" and "budget" in known)}
 
 
 def _into(place: Any, step: str, path: str) -> list[Any]:
@@ -236,25 +231,18 @@ def _table(where: str, kind: str, given: Any, default: str | None = None) -> Con
         takes = "a name, or a table with a name and options"
         raise BadInput(f"'{where}' is {shown(given)}, but it takes {takes}; known: {', '.join(registry.KINDS[kind])}")
     table = {key: value for key, value in table.items() if key != "name"}
-    more: Config = {}
-    member = registry.find(kind, name)
-    if kind == "data" and "seed" in _parameters(kind, name):
-        more = {key: registry.convert(f"{where}.{key}", int, table.pop(key)) for key in CHANCE if key in table}
-    if kind == "samplers" and "fraction" in table and "budget" in registry.options(kind, member):
-        more["fraction"] = _fraction(f"{where}.fraction", table)
-    filled = registry.fill(where, kind, member, table)
-    if "fraction" in more:
+    filled = registry.fill(where, kind, registry.find(kind, name), table)
+    if kind == "samplers" and "budget" in filled and filled.get("fraction") is not None:
+        _check_fraction(filled["fraction"], table)
         filled.pop("budget")
-    return {"name": name, **filled, **more}
+    return {"name": name, **filled}
 
 
-def _fraction(where: str, table: Config) -> float:
+def _check_fraction(share: float, table: Config) -> None:
     if "budget" in table:
-        raise BadInput(f"the recipe has '{where}' and 'sampler.budget': leave one of them out")
-    share: float = registry.convert(where, float, table.pop("fraction"))
+        raise BadInput("the recipe has 'sampler.fraction' and 'sampler.budget': leave one of them out")
     if not 0 <= share <= 1:
-        raise BadInput(f"'{where}' is {share}, but it takes a share of the clients from 0 (one client) to 1 (all)")
-    return share
+        raise BadInput(f"'sampler.fraction' is {share}, but it takes a share of the clients from 0 (one client) to 1 (all)")
 
 
 def _without_none(value: Any) -> Any:
@@ -270,7 +258,7 @@ def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
     """The objects that a resolved config describes; loads the data, unless its tasks are given."""
     tasks = tasks or [_build_task(task, config["seed"]) for task in config["task"]]
     sampler = dict(config["sampler"])
-    if "fraction" in sampler:
+    if "fraction" in sampler and "budget" in _parameters("samplers", sampler["name"]):
         sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].data.clients))
     policies = {key: _make(kind, sampler if key == "sampler" else config[key]) for key, (kind, _) in POLICIES.items()}
     plain: Config = {key: config.get(key) for key in TOP if key != "summary"}

@@ -30,6 +30,12 @@ KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {
 }
 FILLED = {"models": {"shape", "classes"}, "data": {"partition", "seed"}}
 """Parameters that rota fills itself (from the data, from the recipe's other parts): not options of a recipe."""
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "data": ("seed", {"seed": int | None, "split": int | None}),
+    "samplers": ("budget", {"fraction": float | None}),
+}
+"""Options that a recipe has for all members of a kind with a certain parameter: for data that take a seed, one in the place of the run's,
+and which of several splits by it; for samplers with a budget, a share of the clients in its place."""
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -61,7 +67,7 @@ def summary(member: Callable[..., Any]) -> str:
 
 
 def table(kind: str) -> list[dict[str, Any]]:
-    """The members of a kind as `rota list` shows them; samplers also say whether they are unbiased, what they need and what it costs."""
+    """The members of a kind as `rota list` shows them; samplers and estimators also say whether they are unbiased, what they need and cost."""
     rows = []
     for name, member in KINDS[kind].items():
         says = {fact: getattr(member, fact) for fact in ("unbiased", "needs", "costs") if hasattr(member, fact)}
@@ -76,7 +82,9 @@ def options(kind: str, member: Callable[..., Any]) -> dict[str, tuple[Any, Any]]
     except (NameError, TypeError):  # a user's own, with types that are only there for a type checker
         hints = {}
     named = [p for p in inspect.signature(member).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {p.name: (hints.get(p.name, Any), p.default) for p in named if p.name not in FILLED.get(kind, ())}
+    found = {p.name: (hints.get(p.name, Any), p.default) for p in named if p.name not in FILLED.get(kind, ())}
+    wanted, more = MORE.get(kind, ("", {}))
+    return found | {name: (type_, None) for name, type_ in more.items() if any(p.name == wanted for p in named)}
 
 
 def fill(where: str, kind: str, member: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
