@@ -132,6 +132,12 @@ MISTAKES = {
     "run fedavg-digits --set task.partition=natural": "these data have no natural clients; use iid, shards or dirichlet",
     "run fedavg-digits --set task.data=synthetic": "'task.partition' is given, but the data 'synthetic' come with their own clients",
     "run fedavg-digits --set task.data=folder --set task.partition= --set task.data.path=nowhere": "nowhere is not a folder",
+    # several tasks: which one
+    "run mmfl-digits --set task.1.model=two_n": "rota: task.1.model: unknown model 'two_n': did you mean 'two_nn'?",
+    "run two.toml": "rota: task.1.data: unknown data 'digit': did you mean 'digits'?",
+    "run mmfl-digits --set task.1.model=leaf_lstm": "rota: task 'small': leaf_lstm takes sequences of characters",
+    "run mmfl-digits --set task.1.partition.missing=1": "rota: task.1: high-low: missing = 1.0 left all 30 clients without data",
+    "run mmfl-digits --set task.1.partition.clients=20": "rota: task 'linear' has 30 clients, 'small' 20, 'wide' 30: all tasks of",
     # comparisons
     "compare fedavg-digits --out x": "missing option '--vary'",
     "compare fedavg-digits --vary task.lr=1": "missing option '--out'",
@@ -172,6 +178,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "empty.toml").write_text("")
     (here / "notask.toml").write_text("task = 5\n")
     (here / "nodata.toml").write_text("[[task]]\nmodel = 'two_nn'\n")
+    (here / "two.toml").write_text("[[task]]\ndata = 'digits'\nmodel = 'two_nn'\n[[task]]\ndata = 'digit'\nmodel = 'two_nn'\n")
     (here / "both.toml").write_text("[sampler]\nbudget = 3\nfraction = 0.1\n[[task]]\ndata = 'digits'\nmodel = 'two_nn'\n")
     for folder in ("folder.toml", "busy", "damaged"):
         (here / folder).mkdir()
@@ -361,7 +368,12 @@ class Picky:
             {},
             "client 1 has no training examples (2 of 4 clients have none): leave such clients out",
         ),
-        ([task(), task(data=federation([5, 12]))], {}, "the tasks have 3, 2 clients: all tasks of a run must have the same clients"),
+        ([task(), task(data=federation([5, 12]))], {}, "task 'blobs-0' has 3 clients, 'blobs-1' 2: all tasks of a run must have the same"),
+        (
+            [task(name="a"), replace(spoilt("train", "x", 7, np.nan), name="b")],
+            {},
+            "task 'b': data 'blobs': train x is NaN or infinite at client 1, row 2: mend or remove it",
+        ),
         ([task(name="a"), task(name="a-0"), task(name="a")], {}, "two tasks share the name 'a'"),
         ([task(), task(), task(name="blobs-0")], {}, "two tasks share the name 'blobs-0'"),
         ([task(model=lambda: nn.Linear(5, 3))], {}, "task 'blobs': the model does not fit examples of shape (4,): mat1 and mat2 shapes"),
@@ -388,6 +400,11 @@ class Picky:
             "task 'line': the targets are real numbers, of which accuracy says nothing: give score a function that gives one number",
         ),
         ([line(loss=squares)], {}, "such as lambda outputs, targets: -(outputs - targets) ** 2, or give class labels as whole numbers"),
+        (
+            [line(score=squares)],
+            {},
+            "task 'line': the targets are real numbers, and the default loss is for classes: give loss a function that gives one number an",
+        ),
         ([task(lr=0.0)], {}, "task 'blobs': lr is 0.0: it must be above 0"),
         ([task(lr=float("nan"))], {}, "task 'blobs': lr is nan: it must be above 0"),
         ([task(epochs=0)], {}, "task 'blobs': epochs is 0: it must be at least 1"),

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rota.data.federation import Federation, Part
 from rota.engine import Devices
-from rota.errors import BadInput
+from rota.errors import BadInput, at
 from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
 from rota.kinds import called, check_fields, shown
 from rota.loop import Experiment
 from rota.metrics import check as check_metrics
-from rota.plan import Task, top1
+from rota.plan import Task, cross_entropy, top1
 from rota.record import same_score
 from rota.sampling import SAMPLERS
 
@@ -35,9 +35,10 @@ def check(experiment: Experiment) -> None:
         raise BadInput("target is one number for all models, but the tasks have different scores: leave target out, or give them one score")
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
-        check_values(task.data)
+        with at(f"task '{name}'" if len(experiment.tasks) > 1 else ""):
+            check_values(task.data)
         check_fit(task, name)
-    check_clients(experiment.tasks)
+    check_clients(experiment.tasks, experiment.names)
     check_devices(experiment.devices)
     check_server(experiment.server)
     check_policies(experiment)
@@ -95,11 +96,13 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
         raise BadInput(f"{prefix}target is {target:g}: it must be an accuracy above 0 and up to 1 (97 % is 0.97)")
 
 
-def check_clients(tasks: list[Task]) -> None:
+def check_clients(tasks: list[Task], names: list[str]) -> None:
     """All tasks have the same clients, and each client has data for one of them."""
     counts = [task.data.clients for task in tasks]
     if len(set(counts)) > 1:
-        raise BadInput(f"the tasks have {', '.join(map(str, counts))} clients: all tasks of a run must have the same clients")
+        first, *others = zip(names, counts, strict=True)
+        have = ", ".join([f"'{first[0]}' has {first[1]} clients", *(f"'{name}' {count}" for name, count in others)])
+        raise BadInput(f"task {have}: all tasks of a run must have the same clients, so set partition.clients alike")
     held = np.sum([task.data.train.sizes for task in tasks], axis=0)
     if not held.all():
         empty = np.flatnonzero(held == 0)
@@ -139,13 +142,16 @@ def check_fit(task: Task, name: str) -> None:
         own = "a function that gives one number an example, such as lambda outputs, targets: -(outputs - targets) ** 2"
         why = "the targets are real numbers, of which accuracy says nothing"
         raise BadInput(f"task '{name}': {why}: give score {own}, or give class labels as whole numbers")
+    if task.loss is cross_entropy and task.data.train.y.is_floating_point():
+        own = "a function that gives one number an example, such as lambda outputs, targets: (outputs - targets) ** 2"
+        raise BadInput(f"task '{name}': the targets are real numbers, and the default loss is for classes: give loss {own}")
     x, y = task.data.train.x[:2], task.data.train.y[:2]
     try:
         module = task.build()
         with torch.no_grad():
             outputs = module.eval()(x)
-    except BadInput:
-        raise
+    except BadInput as mistake:
+        raise BadInput(f"task '{name}': {mistake}") from mistake
     except Exception as error:  # a model of the user's own may raise anything
         raise BadInput(f"task '{name}': the model does not fit examples of shape {task.data.shape}: {_first_line(error)}") from error
     if not isinstance(outputs, Tensor):

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 class BadInput(ValueError):
     """A mistake in what the user gave: one sentence that names what to change. The command line exits with status 2."""
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Put a place ("task.1.model") before the sentence of a mistake that is found inside; "" leaves it as it is."""
+    try:
+        yield
+    except BadInput as mistake:
+        raise BadInput(f"{place}: {mistake}" if place else str(mistake)) from mistake
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ import functools
 import inspect
 import tomllib
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -31,7 +31,7 @@ from rota.availability import Availability
 from rota.check import check_numbers
 from rota.data.federation import Federation
 from rota.engine import Devices
-from rota.errors import BadInput, did_you_mean
+from rota.errors import BadInput, at, did_you_mean
 from rota.kinds import shown
 from rota.loop import Experiment
 from rota.plan import Task
@@ -131,13 +131,19 @@ def assign(config: Config, path: str, value: Any) -> Config:
         if value is None:
             continue
         if kind and isinstance(value, str) and isinstance(old, dict):
-            known = registry.options(kind, registry.find(kind, value))
+            known = registry.options(kind, _find(kind, value, path))
             place[last] = {"name": value, **{option: given for option, given in old.items() if option in known}}
         else:
             place[last] = value
         if way[-1:] == ["sampler"] and last in SIZES:  # the new one counts
             place.pop(SIZES[1 - SIZES.index(last)], None)
     return new
+
+
+def _find(kind: str, name: str, where: str) -> Callable[..., Any]:
+    """A member of a kind by its name; where tasks are numbered, a mistake says in which one it is."""
+    with at(where if any(step.isdecimal() for step in where.split(".")) else ""):
+        return registry.find(kind, name)
 
 
 def _kind(key: str) -> str | None:
@@ -231,7 +237,7 @@ def _table(where: str, kind: str, given: Any, default: str | None = None) -> Con
         takes = "a name, or a table with a name and options"
         raise BadInput(f"'{where}' is {shown(given)}, but it takes {takes}; known: {', '.join(registry.KINDS[kind])}")
     table = {key: value for key, value in table.items() if key != "name"}
-    filled = registry.fill(where, kind, registry.find(kind, name), table)
+    filled = registry.fill(where, kind, _find(kind, name, where), table)
     if kind == "samplers" and "budget" in filled and filled.get("fraction") is not None:
         _check_fraction(filled["fraction"], table)
         filled.pop("budget")
@@ -256,7 +262,7 @@ def _without_none(value: Any) -> Any:
 
 def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
     """The objects that a resolved config describes; loads the data, unless its tasks are given."""
-    tasks = tasks or [_build_task(task, config["seed"]) for task in config["task"]]
+    tasks = tasks or _build_tasks(config)
     sampler = dict(config["sampler"])
     if "fraction" in sampler and "budget" in _parameters("samplers", sampler["name"]):
         sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].data.clients))
@@ -275,6 +281,14 @@ def _make(kind: str, table: Config) -> Any:
 
 def _parameters(kind: str, name: str) -> Collection[str]:
     return inspect.signature(registry.find(kind, name)).parameters
+
+
+def _build_tasks(config: Config) -> list[Task]:
+    tables, tasks = config["task"], []
+    for number, table in enumerate(tables):
+        with at(f"task.{number}" if len(tables) > 1 else ""):
+            tasks.append(_build_task(table, config["seed"]))
+    return tasks
 
 
 def _build_task(table: Config, seed: int) -> Task:
