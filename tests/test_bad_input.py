@@ -366,7 +366,7 @@ class Picky:
         (
             [task(data=federation([5, 0, 20, 0]))],
             {},
-            "client 1 has no training examples (2 of 4 clients have none): leave such clients out",
+            "client 1 has no training examples (2 of 4 clients have none): leave such clients out, or lower partition.missing",
         ),
         ([task(), task(data=federation([5, 12]))], {}, "task 'blobs-0' has 3 clients, 'blobs-1' 2: all tasks of a run must have the same"),
         (

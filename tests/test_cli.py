@@ -103,6 +103,15 @@ def test_a_run_of_several_models_says_how_each_of_them_does(done: Path, tmp_path
     assert {"worst_accuracy", "accuracy_spread"}.isdisjoint({*alone, *lines(done)[-1]})
 
 
+def test_a_comparison_says_which_seeds_run_cannot_begin(tmp_path: Path) -> None:
+    settings = ["rounds=1", "seed=1", "task.partition.missing=0.3", "sampler.processors=1", "sampler.budget=29"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    outcome = call("compare", "mmfl-digits", *words, "--vary", "sampler=mmfl-kvib", "--seeds", 2, "--out", tmp_path / "a")
+    assert (outcome.status, outcome.out) == (2, "")
+    said = outcome.err.splitlines()[-1]
+    assert said.startswith("rota: the run 'mmfl-kvib-seed2': sampler.budget is 29 draws a round, but clients can do 28")
+
+
 @pytest.mark.parametrize("name", ["mmfl-digits", "mmfl-fashion"])
 def test_the_recipes_of_several_models_have_tasks_of_their_own_on_the_same_clients(name: str) -> None:
     config = recipe.resolve(recipe.read(name))

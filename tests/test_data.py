@@ -17,15 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import federation, linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import rota.data
+from rota import registry
 from rota.data import SOURCES, Examples, Federation, files, idx, partition
 from rota.data.files import Remote
 from rota.data.owners import federate_owned, part, split
 from rota.errors import BadInput
+from rota.estimate import ESTIMATORS
+from rota.sampling import SAMPLERS
 
 
 def module(name: str) -> ModuleType:
@@ -701,3 +705,26 @@ def test_from_flower_itself(tmp_path: Path) -> None:
     assert fed.shared_test
     assert torch.equal(fed.test.x, torch.from_numpy(images).float().div(255).unsqueeze(1))
     assert len(fed.train.y) == 60
+
+
+# --- clients without data
+
+
+FEW: dict[str, dict[str, object]] = {"pow-d": {"candidates": 3}, "cpow-d": {"candidates": 3}, "rpow-d": {"candidates": 3}}
+PAIRS = [(sampler, "stale-vre" if sampler == "mmfl-vre" else "fedavg") for sampler in SAMPLERS]
+PAIRS += [("mmfl-gvr" if estimator == "stale-vr" else "mmfl-random", estimator) for estimator in ESTIMATORS]
+
+
+@pytest.mark.parametrize(("sampler", "estimator"), PAIRS)
+def test_with_several_models_a_client_may_have_no_data_at_all(sampler: str, estimator: str) -> None:
+    tasks = [
+        rota.Task(linear, federation([5, 0, 20, 0, 12, 9]), name="a"),
+        rota.Task(linear, federation([7, 0, 0, 30, 12, 9], seed=1), name="b"),
+    ]
+    options = {"budget": 2, **FEW.get(sampler, {})} if "budget" in registry.options("samplers", SAMPLERS[sampler]) else {}
+    run = rota.run(tasks, SAMPLERS[sampler](**options), estimator=ESTIMATORS[estimator](), rounds=6, engine="sequential")
+    drawn = {name: {client for line in run.records for client in line["cohort"][name]} for name in ("a", "b")}
+    assert drawn["a"] <= {0, 2, 4, 5}
+    assert drawn["b"] <= {0, 3, 4, 5}
+    assert any(drawn.values())
+    assert run.summary["failures"] == 0

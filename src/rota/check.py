@@ -97,18 +97,16 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
 
 
 def check_clients(tasks: list[Task], names: list[str]) -> None:
-    """All tasks have the same clients, and each client has data for one of them."""
+    """All tasks have the same clients. With one task each client has data; with several a client may have none for some of them, or all."""
     counts = [task.data.clients for task in tasks]
     if len(set(counts)) > 1:
         first, *others = zip(names, counts, strict=True)
         have = ", ".join([f"'{first[0]}' has {first[1]} clients", *(f"'{name}' {count}" for name, count in others)])
         raise BadInput(f"task {have}: all tasks of a run must have the same clients, so set partition.clients alike")
-    held = np.sum([task.data.train.sizes for task in tasks], axis=0)
-    if not held.all():
-        empty = np.flatnonzero(held == 0)
-        raise BadInput(
-            f"client {empty[0]} has no training examples ({len(empty)} of {len(held)} clients have none): leave such clients out"
-        )
+    empty = np.flatnonzero(tasks[0].data.train.sizes == 0)
+    if len(tasks) == 1 and len(empty):
+        some = f"client {empty[0]} has no training examples ({len(empty)} of {counts[0]} clients have none)"
+        raise BadInput(f"{some}: leave such clients out, or lower partition.missing")
 
 
 def check_values(data: Federation) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from rota.cli_options import Device, DeviceName, Engine, EngineName, Json, Precision, PrecisionName, Recipe, Set
 from rota.cli_output import Stopped, print_json, print_line
-from rota.errors import BadInput, what_and_where
+from rota.errors import BadInput, at, what_and_where
 
 
 def run(
@@ -108,7 +108,8 @@ def compare(
     results = []
     for number, (name, variant) in enumerate(runs.items(), start=1):
         title = f"{name} ({number}/{len(runs)})"
-        summary = _run_one(variant, title, out / name, how, started[name], f"rota {shlex.join(given)} --resume")
+        with at(f"the run '{name}'"):  # what was checked are the data of each setting's first seed
+            summary = _run_one(variant, title, out / name, how, started[name], f"rota {shlex.join(given)} --resume")
         results.append({"run": name, **summary})
     report = _report([out / name for name in runs], out / "report.html")
     if as_json:

@@ -67,7 +67,9 @@ def summary(member: Callable[..., Any]) -> str:
 
 
 def table(kind: str) -> list[dict[str, Any]]:
-    """The members of a kind as `rota list` shows them; samplers and estimators also say whether they are unbiased, what they need and cost."""
+    """The members of a kind as `rota list` shows them; samplers and estimators also say whether they are unbiased, and what
+    they need and cost.
+    """
     rows = []
     for name, member in KINDS[kind].items():
         says = {fact: getattr(member, fact) for fact in ("unbiased", "needs", "costs") if hasattr(member, fact)}
