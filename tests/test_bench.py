@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from rota import bench, cli
+from rota import bench, cli_commands
 from rota.bench import environment, floors, growth, systems, works
 from rota.bench.environment import Skip
 from rota.bench.page import BEGIN, END, NAMES, page, summary
@@ -64,7 +64,7 @@ def _bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def call(*words: object) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli._status(["bench", *map(str, words)])
+        status = cli_commands.status(["bench", *map(str, words)])
     return status, out.getvalue(), err.getvalue()
 
 

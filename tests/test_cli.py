@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import rota
-from rota import cli, cli_output, data, progress, recipe, registry, reproduce
+from rota import cli, cli_commands, cli_output, data, progress, recipe, registry, reproduce
 from rota.reproduce import Result, over_seeds
 
 PROGRAM = Path(sys.executable).with_name("rota")
@@ -46,7 +46,7 @@ def call(*words: object) -> Outcome:
     arguments = [str(word) for word in words]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", ["rota", *arguments]):
-        status = cli._status(arguments)
+        status = cli_commands.status(arguments)
     return Outcome(status, out.getvalue(), err.getvalue())
 
 
@@ -190,7 +190,7 @@ def test_the_shell_completes(words: str, current: str, offered: set[str], monkey
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
-        cli._status([])
+        cli_commands.status([])
     assert ended.value.code == 0
     found = set(out.getvalue().split())
     assert offered <= found
@@ -236,7 +236,7 @@ def test_progress_that_nobody_reads_does_not_stop_a_run(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     with contextlib.redirect_stderr(Closed()):
-        assert cli._status(["run", *SMALL, "--out", str(tmp_path / "a"), "--json"]) == 0
+        assert cli_commands.status(["run", *SMALL, "--out", str(tmp_path / "a"), "--json"]) == 0
 
 
 def test_doctor_says_what_is_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -439,12 +439,15 @@ def test_an_unforeseen_error_is_a_sentence_or_a_traceback_for_those_who_ask(monk
     )
     monkeypatch.setenv("ROTA_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
-        cli._status(["list", "recipes"])
+        cli_commands.status(["list", "recipes"])
 
 
 @pytest.mark.parametrize("place", ["rota.recipe.build", "rota.experiment.make"])
-def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+@pytest.mark.parametrize("lost", [False, True], ids=["itself", "as an import's error"])
+def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, lost: bool) -> None:
     def stop(*_: object) -> None:
+        if lost:
+            raise ImportError("initialization failed") from KeyboardInterrupt()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place, stop)
@@ -453,14 +456,20 @@ def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: p
 
 
 def test_ctrl_c_before_a_command_begins_is_130_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "app", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(cli_commands, "app", mock.Mock(side_effect=KeyboardInterrupt))
     outcome = call("list")
     assert (outcome.status, outcome.out, outcome.err) == (130, "", "rota: interrupted\n")
 
 
-def test_ctrl_c_while_torch_is_being_loaded_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+def in_front(folder: Path) -> dict[str, str]:
+    """An environment in which a folder's modules are found before all others."""
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.parametrize("loaded", ["typer", "rich", "torch"])
+def test_ctrl_c_while_something_is_being_loaded_is_a_sentence(tmp_path: Path, loaded: str) -> None:
+    (tmp_path / f"{loaded}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = in_front(tmp_path)
     done = subprocess.run([PROGRAM, "run", *SMALL], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rota: interrupted\n")
 
@@ -468,7 +477,7 @@ def test_ctrl_c_while_torch_is_being_loaded_is_a_sentence(tmp_path: Path) -> Non
 def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch is loaded')\n")
     for command in ([], *([command] for command in COMMANDS)):
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+        environment = in_front(tmp_path)
         done = subprocess.run([PROGRAM, *command, "--help"], env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 import rota
-from rota import cli, recipe, registry, reproduce
+from rota import cli_commands, recipe, registry, reproduce
 from rota.data import _NEEDED as NEEDS_FILES
 from rota.engine import ENGINES
 from rota.record import columns
@@ -90,7 +90,7 @@ def call(words: list[str]) -> tuple[int, str, str]:
     """One rota command in this process: its status and what it said."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", ["rota", *words]):
-        return cli._status(words), out.getvalue(), err.getvalue()
+        return cli_commands.status(words), out.getvalue(), err.getvalue()
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -183,7 +183,7 @@ def test_every_public_name_comes_when_it_is_used() -> None:
 
 def test_every_command_is_in_the_readme() -> None:
     shown = {words[0] for kind, text in blocks(README) if kind == "sh" for words in commands(text)}
-    known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
+    known = {command.name or command.callback.__name__ for command in cli_commands.app.registered_commands if command.callback}
     assert shown == known
 
 

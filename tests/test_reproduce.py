@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rota import cli
+from rota import cli_commands
 from rota.errors import BadInput
 from rota.reproduce import REPRODUCTIONS, Chart, Line, Result, over_seeds, run, write_page
 from rota.reproduce.chart import svg, ticks
@@ -191,7 +191,7 @@ def _refused(*words: str) -> str:
     """What the command complains of."""
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
-        assert cli._status(["reproduce", *words]) == 2
+        assert cli_commands.status(["reproduce", *words]) == 2
     return err.getvalue().removeprefix("rota: ").rstrip("\n")
 
 

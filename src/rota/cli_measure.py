@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rota.cli import loading
 from rota.cli_options import Device, DeviceName, Json, PrecisionName, one_of, reproductions, starting, works
 from rota.cli_output import print_json, print_line
 from rota.errors import BadInput
@@ -38,7 +39,8 @@ def reproduce(
       rota reproduce gd-bound --quick --json
       rota reproduce fedavg-table1 --only 2nn-iid-B10 --minutes 30
     """
-    from rota import progress, reproduce
+    with loading():
+        from rota import progress, reproduce
 
     if name is None:
         _list(reproduce.names(), as_json)
@@ -85,8 +87,9 @@ def bench(
       rota bench 2nn
       rota bench cnn --peers pfl,flower --rounds 5 --out cnn.json
     """
-    from rota import bench as benches
-    from rota import progress
+    with loading():
+        from rota import bench as benches
+        from rota import progress
 
     if work is None:
         _list(benches.names(), as_json)

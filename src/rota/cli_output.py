@@ -29,3 +29,8 @@ class Stopped(Exception):
         super().__init__(what)
         self.status = status
         self.again = again
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Whether a Ctrl-C is what an error comes from: libraries that are loaded in the middle of it make an ImportError of one."""
+    return isinstance(error, KeyboardInterrupt) or (error is not None and interrupted(error.__cause__ or error.__context__))

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from rota.cli import loading
 from rota.cli_options import Device, DeviceName, Engine, EngineName, Json, Precision, PrecisionName, Recipe, Set
-from rota.cli_output import Stopped, print_json, print_line
+from rota.cli_output import Stopped, interrupted, print_json, print_line
 from rota.errors import BadInput, at, what_and_where
 
 
@@ -33,9 +34,10 @@ def run(
       rota run fedavg-mnist --set task.lr=0.05 --set rounds=50 --out runs/try
       rota run runs/try/config.toml --out runs/try --resume
     """
-    from rota import recipe as recipes
-    from rota.compare import diverged, failed, reached, rounds
-    from rota.progress import loss
+    with loading():
+        from rota import recipe as recipes
+        from rota.compare import diverged, failed, reached, rounds
+        from rota.progress import loss
 
     if resume and out is None:
         raise BadInput("--resume needs --out: the folder of the run to go on with")
@@ -86,9 +88,10 @@ def compare(
       rota compare fedavg-digits --vary estimator=fedavg,unbiased --out runs/a
       rota compare fedavg-mnist --vary task.lr=0.05,0.1 --seeds 5 --out runs/b
     """
-    from rota import compare as comparisons
-    from rota import progress
-    from rota import recipe as recipes
+    with loading():
+        from rota import compare as comparisons
+        from rota import progress
+        from rota import recipe as recipes
 
     config = recipes.read(recipe)
     for setting in set_:
@@ -136,9 +139,10 @@ def report(
 
 def _run_one(config: dict[str, Any], title: str, out: Path, how: dict[str, Any], resume: bool, again: str) -> dict[str, Any]:
     """Resolve, build and run one config in its folder, with progress; `how` goes to `execute`, `again` is the command that resumes it."""
-    from rota import progress
-    from rota import recipe as recipes
-    from rota.experiment import execute
+    with loading():
+        from rota import progress
+        from rota import recipe as recipes
+        from rota.experiment import execute
 
     config = recipes.resolve(config)
     _check_folder(config, out, resume)  # before the data are loaded
@@ -149,10 +153,11 @@ def _run_one(config: dict[str, Any], title: str, out: Path, how: dict[str, Any],
             return execute(experiment, **how, out=out, resume=resume, config=config, watch=watch).summary
     except BadInput:
         raise
-    except KeyboardInterrupt as stop:
-        raise Stopped(130, "interrupted", again if (out / "config.toml").exists() else None) from stop
-    except Exception as error:
-        raise Stopped(1, f"the run failed: {what_and_where(error)}", again if (out / "config.toml").exists() else None) from error
+    except (Exception, KeyboardInterrupt) as error:
+        begun = again if (out / "config.toml").exists() else None
+        if interrupted(error):
+            raise Stopped(130, "interrupted", begun) from error
+        raise Stopped(1, f"the run failed: {what_and_where(error)}", begun) from error
 
 
 def _check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:

@@ -57,6 +57,8 @@ WORK: dict[str, tuple[Any, Any]] = {
 SIZES = ("budget", "fraction")
 """Two ways to say how many clients a sampler draws."""
 PARTS = {"data": "data", "partition": "partitions", "model": "models"}
+KEYS = {*TOP, *POLICIES, *WORLD, "task"}
+TASK_KEYS = {*WORK, *PARTS}
 
 
 def names() -> list[str]:
@@ -176,7 +178,7 @@ def resolve(raw: Config) -> Config:
     """The recipe with every key checked and every default filled in: what config.toml holds. Keys that are None are left out."""
     if raw.get("python") is True:
         raise BadInput("this config.toml describes a run that was made in Python, whose objects it cannot make: run it from there")
-    _known("", raw, {*TOP, *POLICIES, *WORLD, "task"})
+    _known("", raw, KEYS)
     config = _plain("", raw, TOP)
     for key, (kind, default) in POLICIES.items():
         config[key] = _table(key, kind, raw.get(key, {}), default)
@@ -197,7 +199,7 @@ def resolve(raw: Config) -> Config:
 
 def _resolve_task(where: str, raw: Any) -> Config:
     raw = _table_of(where, raw)
-    _known(f"{where}.", raw, {*WORK, *PARTS})
+    _known(f"{where}.", raw, TASK_KEYS)
     task = _plain(f"{where}.", raw, WORK)
     if isinstance(task["batch"], str) and task["batch"] != "all":
         raise BadInput(f"'{where}.batch' is '{task['batch']}', but it takes a whole number or \"all\"")
