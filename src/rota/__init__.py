@@ -1,4 +1,4 @@
-"""Federated learning that decides, every round, who trains, which model, how much of it and with whom it is shared."""
+"""Federated learning that decides, every round, who trains which model."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

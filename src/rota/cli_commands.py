@@ -19,7 +19,7 @@ from rota.cli_runs import compare, report, run
 from rota.errors import BadInput, did_you_mean, what_and_where
 
 app = typer.Typer(
-    help="Federated learning that decides, every round, who trains, which model, how much of it and with whom it is shared.",
+    help="Federated learning that decides, every round, who trains which model.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: the examples keep their lines, and it reads the same in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},

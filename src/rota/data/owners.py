@@ -10,13 +10,10 @@ from rota.data import partition as partitions
 from rota.data.federation import Array, Examples, Federation, Partition, federate, pack
 
 
-def split(groups: Array, generator: np.random.Generator, test: float = 0.2) -> Array:
-    """Which examples are for testing: a random `test` of each group, rounded down, so that a lone example is for training."""
+def split(groups: Array, generator: np.random.Generator) -> Array:
+    """Which examples are for testing: a random fifth of each group, rounded down, so that a lone example is for training."""
     sizes = np.bincount(groups)
-    order = np.lexsort((generator.random(len(groups)), groups))
-    rank = np.empty(len(groups), np.int64)
-    rank[order] = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    chosen: Array = rank < np.floor(sizes * test)[groups]
+    chosen: Array = partitions.rank(groups, len(sizes), generator) < (sizes // 5)[groups]
     return chosen
 
 

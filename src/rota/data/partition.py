@@ -184,7 +184,7 @@ def unbalanced(version: int = 1, clients: int | None = None) -> Partition:
         owner, count = base(examples, generator)
         keep = 2 + (generator.random(count) < small - 2)
         keep[generator.permutation(count)[: max(1, round(whole * count))]] = len(examples)
-        return np.where(_rank(owner, count, generator) < keep[owner], owner, -1), count
+        return np.where(rank(owner, count, generator) < keep[owner], owner, -1), count
 
     return deal
 
@@ -211,13 +211,13 @@ def _evenly(examples: int, owners: int) -> Array:
     return np.arange(examples, dtype=np.int64) * owners // examples
 
 
-def _rank(owner: Array, clients: int, generator: np.random.Generator) -> Array:
+def rank(owner: Array, clients: int, generator: np.random.Generator) -> Array:
     """Each example's place, 0 on, in a random order of its owner's examples."""
     order = np.lexsort((generator.random(len(owner)), owner))
-    starts = np.cumsum(np.bincount(owner, minlength=clients)) - np.bincount(owner, minlength=clients)
-    rank = np.empty(len(owner), np.int64)
-    rank[order] = np.arange(len(owner)) - starts[owner[order]]
-    return rank
+    sizes = np.bincount(owner, minlength=clients)
+    place = np.empty(len(owner), np.int64)
+    place[order] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return place
 
 
 def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator) -> Array:
@@ -233,7 +233,7 @@ def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator
         low, top = (middle, top) if np.maximum(sizes - middle, 0).sum() >= wanted.sum() else (low, middle)
     given = np.maximum(sizes - low, 0)
     given[generator.permutation(np.flatnonzero(given))[: given.sum() - wanted.sum()]] -= 1
-    moved = generator.permutation(np.flatnonzero(_rank(owner, clients, generator) < given[owner]))
+    moved = generator.permutation(np.flatnonzero(rank(owner, clients, generator) < given[owner]))
     owner[moved] = np.repeat(np.arange(clients), wanted)
     return owner
 

@@ -12,8 +12,8 @@ from rota.models.parts import head, net
 def logistic(shape: tuple[int, ...] = (60,), classes: int = 10) -> nn.Module:
     """Logistic regression: one linear layer on the flattened example (S1 on Synthetic(α, β)).
 
-    S1's code applies softmax here and once more inside its loss; rota returns logits, so S1's learning rate of .02 is not
-    the one for this model.
+    S1's code applies softmax here and once more inside its loss; rota returns logits, so the same learning rate makes larger
+    steps here than there.
     """
     return net(flatten=nn.Flatten(), fc=head(prod(shape), classes))
 
