@@ -270,7 +270,7 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
         *(("logistic", 3, 12, 3, sampler) for sampler in growth.ASSIGN),
         ("cnn", 1, 6, 4, "kvib"),
     ]
-    assert set(growth.ASSIGN) == {name for name, kind in SAMPLERS.items() if kind.__module__ == "rota.sampling.mmfl"}
+    assert set(growth.ASSIGN) == {name for name, kind in SAMPLERS.items() if kind.__module__.startswith("rota.sampling.mmfl")}
     for row in rows:
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]

@@ -239,7 +239,7 @@ def test_a_client_trains_its_models_one_after_the_other(models: int) -> None:
     (line,) = run.records
     engine = rota.engine.make("sequential", [Task(linear, federation([30, 20]))], rota.Devices(), 0, "cpu")
     nbytes = run.state.models[0].nbytes
-    assert line["seconds"] == pytest.approx(models * engine.seconds(0, np.array([0]), np.array([30]), nbytes)[0])
+    assert line["seconds"] == pytest.approx(models * engine.seconds(0, np.array([0]), np.array([30]), 2 * nbytes)[0])
     assert line["client_seconds"] == pytest.approx(models * engine.seconds(0, np.arange(2), np.array([30, 20]), 0).sum())
 
 

@@ -118,7 +118,7 @@ def test_a_probe_is_paid_for_and_nothing_is_paid_twice(blobs: Federation, what: 
     training, down, up = {"loss": (1 / 3, 1, 0), "norm": (1, vectors, 0), "update": (1, vectors, vectors)}[what]
 
     def seconds(clients: list[int], work: float, ways: float) -> Array:
-        return machine.seconds(0, np.array(clients), work * np.array(SIZES)[clients], ways / 2 * model)
+        return machine.seconds(0, np.array(clients), work * np.array(SIZES)[clients], ways * model)
 
     left = float(what == "loss"), 2 * vectors - down - up
     first, then = seconds([0, 1, 2, 3], training, down + up), np.concatenate([seconds([2, 3], *left), seconds([4], 1, 2 * vectors)])
@@ -157,7 +157,7 @@ def test_what_estimators_pay(blobs: Federation, engine: str) -> None:
         _, record, machine = one_round(Task(linear, blobs), Uniform(3), engine, estimator)
         drawn = np.array(record["cohort"]["blobs"])
         assert (record["bytes_down"], record["bytes_up"]) == (3 * vectors * model, 3 * vectors * model)
-        seconds = machine.seconds(0, drawn, sizes[drawn], vectors * model)
+        seconds = machine.seconds(0, drawn, sizes[drawn], 2 * vectors * model)
         assert record["seconds"] == pytest.approx(seconds.max())
         assert record["client_seconds"] == pytest.approx(machine.seconds(0, drawn, sizes[drawn], 0).sum())
 
@@ -176,7 +176,7 @@ def test_norms_by_all_then_updates_by_the_drawn(blobs: Federation, estimator: An
         drawn = np.array(record["cohort"]["blobs"], np.int64)
         assert state.bytes_down - before.bytes_down == 6 * model
         assert state.bytes_up - before.bytes_up == 6 * 8 * numbers + len(drawn) * model
-        first, then = machine.seconds(0, np.arange(6), sizes, model / 2), machine.seconds(0, drawn, 0 * drawn, model / 2)
+        first, then = machine.seconds(0, np.arange(6), sizes, model), machine.seconds(0, drawn, 0 * drawn, model)
         assert record["client_seconds"] == pytest.approx(machine.seconds(0, np.arange(6), sizes, 0).sum())
         seconds += first.max() + then.max(initial=0.0)
         assert record["seconds"] == pytest.approx(seconds)

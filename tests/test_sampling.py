@@ -76,6 +76,11 @@ MORE: dict[str, list[dict[str, Any]]] = {
 """Options beside the defaults with which a sampler runs through the suite."""
 
 
+def variance_of(procedure: draw.Procedure, rates: Array, products: Array) -> float:
+    """From the inner products of all x_i."""
+    return variance.of(procedure, rates, np.sqrt(np.diag(products)), float(np.sqrt(max(products.sum(), 0.0))), products)
+
+
 def members() -> dict[str, Sampler]:
     out: dict[str, Sampler] = {}
     for name, kind in SAMPLERS.items():
@@ -189,7 +194,7 @@ def check_variance(sampler: Any, draws: Draws) -> None:
         parts = share[:, None] * update
         errors = ((draws.weight[:, s] @ update - parts.sum(axis=0)) ** 2).sum(axis=1)
         own = share > 0
-        check_near(errors, variance.of(sampler.procedure, rates[s, own], (parts @ parts.T)[np.ix_(own, own)]))
+        check_near(errors, variance_of(sampler.procedure, rates[s, own], (parts @ parts.T)[np.ix_(own, own)]))
 
 
 def has_variance(sampler: Any) -> bool:
@@ -281,7 +286,7 @@ def check_procedure(procedure: Procedure, rates: Array, shares: Array, updates: 
     assert total == pytest.approx(1)
     assert weight == pytest.approx(shares, rel=1e-9)
     assert procedure == "sequential" or inclusion == pytest.approx(1, rel=1e-9)
-    assert squares == pytest.approx(variance.of(procedure, rates, parts @ parts.T), rel=1e-8, abs=1e-12)
+    assert squares == pytest.approx(variance_of(procedure, rates, parts @ parts.T), rel=1e-8, abs=1e-12)
 
 
 # --- the suite
@@ -563,7 +568,7 @@ def test_a_fixed_size_beats_coins_where_updates_point_the_same_way() -> None:
         parts = updates / n
         products = parts @ parts.T
         rates = np.full(n, k / n)
-        difference = variance.of("fixed", rates, products) - variance.of("independent", rates, products)
+        difference = variance_of("fixed", rates, products) - variance_of("independent", rates, products)
         assert difference == pytest.approx((n - k) / (k * (n - 1)) * (np.trace(products) - products.sum()))
 
 
@@ -595,6 +600,11 @@ def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
         ("kvib", {"theta": 0.0}, "sampler.theta is 0: it must be above 0 and at most 1"),
         ("kvib", {"theta": 1.5}, "sampler.theta is 1.5: it must be above 0 and at most 1"),
         ("kvib", {"gamma": -1.0}, "sampler.gamma is -1: it must be above 0"),
+        (
+            "kvib-full",
+            {"theta": 0.3},
+            "sampler.theta scales sampler.bound alone where all feedback is known, and that is not given: leave it out",
+        ),
         ("vrb", {"bound": 0.0}, "sampler.bound is 0: it must be above 0"),
         ("kvib", {"gamma": 1.0, "bound": 1.0}, "sampler.gamma and sampler.bound both set the regulariser: give one of them"),
         ("mabs", {"eta": 0.0}, "sampler.eta is 0: it must be above 0 and at most 1"),
@@ -1064,7 +1074,7 @@ def test_clustered_sampling(name: str, data: st.DataObject) -> None:
     assert r.sum(axis=0) == pytest.approx(m * shares, abs=1e-6)
     spread = sum(row @ (updates**2).sum(axis=1) - float(((row @ updates) ** 2).sum()) for row in r) / m**2
     parts = shares[:, None] * updates
-    assert spread <= variance.of("multinomial", m * shares, parts @ parts.T) + 1e-6
+    assert spread <= variance_of("multinomial", m * shares, parts @ parts.T) + 1e-6
     plan = sampler.draw(state, shares[None], rng.generator(0))
     assert plan.weight.sum() == pytest.approx(1)
     assert plan.probability == pytest.approx(1 - np.prod(1 - r[:, plan.client], axis=0), abs=1e-6)

@@ -42,8 +42,8 @@ from rota.estimate import (
     Unbiased,
 )
 from rota.estimate.memory import Place, Tensors, settle
-from rota.plan import Chunk, Plan, Task
-from rota.sampling import SAMPLERS, Full, RoundRobin, Uniform
+from rota.plan import Chunk, Plan, Question, Seen, Task
+from rota.sampling import SAMPLERS, Full, Ocs, RoundRobin, Uniform
 from rota.weights import Weights
 
 PLACES: tuple[Place, ...] = ("device", "cpu", "disk")
@@ -570,7 +570,36 @@ def sentence(sampler: str, estimator: Any, metrics: tuple[str, ...] = (), **task
     return ""
 
 
+class Own(Uniform):
+    """A sampler of the user's own, whose words for people say nothing to the program."""
+
+    needs = "no updates at all"
+    what: Any = "norm"
+
+    def ask(self, state: Any, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+        return Question(rota.sampling.draw.everybody(shares), self.what)
+
+    def hear(self, state: Any, plan: Plan, seen: Seen) -> Any:  # noqa: ARG002
+        return state
+
+
+class Expectant(Own):
+    what = "expected"
+
+
+def test_a_sampler_of_ones_own_goes_by_what_it_asks() -> None:
+    tasks = [Task(linear, federation([5, 9, 7]))]
+    assert len(rota.run(tasks, Own(2), estimator=StaleVr(), rounds=2).records) == 2
+    assert len(rota.run(tasks, Expectant(2), estimator=StaleVre(), rounds=2).records) == 2
+    with pytest.raises(BadInput, match="the sampler 'Expectant' draws by what an estimator expects, which 'unbiased' cannot say"):
+        rota.run(tasks, Expectant(2), rounds=2)
+
+
 def test_policies_that_do_not_go_together() -> None:
+    some = rota.Experiment([Task(linear, federation([5, 9, 7]))], Ocs(1, cohort=2), StaleVr())
+    with pytest.raises(BadInput, match="needs the norms of all"):
+        check(some)
+    assert sentence("round-robin-server", StaleVr()) == "", "which asks all of one model"
     assert sentence("uniform", StaleVr()) == (
         "the estimator 'stale-vr' needs the norms of all clients: take a sampler that asks for them, such as mmfl-gvr"
     )

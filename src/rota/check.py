@@ -19,7 +19,7 @@ from rota.loop import Experiment
 from rota.metrics import check as check_metrics
 from rota.plan import Task, cross_entropy, top1
 from rota.record import same_score
-from rota.sampling import SAMPLERS
+from rota.sampling import SAMPLERS, asks
 
 
 def check(experiment: Experiment) -> None:
@@ -191,10 +191,10 @@ def check_policies(experiment: Experiment) -> None:
     """A sampler and an estimator that go together."""
     sampler, estimator = experiment.sampler, experiment.estimator
     mine, other = f"'{called(estimator, ESTIMATORS)}'", f"'{called(sampler, SAMPLERS)}'"
-    everybody = "norms of all"
-    if getattr(estimator, "needs", "") == everybody != getattr(sampler, "needs", ""):
-        raise BadInput(f"the estimator {mine} needs the {everybody} clients: take a sampler that asks for them, such as mmfl-gvr")
-    if getattr(sampler, "needs", "") == "what the estimator expects" and not isinstance(estimator, Expecting):
+    asked = asks(sampler, experiment.shares, experiment.rounds)
+    if getattr(estimator, "fits", False) and asked != "norm":
+        raise BadInput(f"the estimator {mine} needs the norms of all clients: take a sampler that asks for them, such as mmfl-gvr")
+    if asked == "expected" and not isinstance(estimator, Expecting):
         raise BadInput(f"the sampler {other} draws by what an estimator expects, which {mine} cannot say: take stale-vre")
     if isinstance(estimator, Correcting) and any(task.optimizer != "sgd" or task.momentum for task in experiment.tasks):
         raise BadInput(f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator")

@@ -113,7 +113,7 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
     memory, recalled, asked = probe(setting, sampler, state.sampler, shares, state.estimator)
     plan = checked(sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now))), shares)
 
-    seen = Seen.nothing(len(plan), updates="updates" in getattr(sampler, "needs", ""), pace=pace[plan.model])
+    seen = Seen.nothing(len(plan), updates=getattr(sampler, "updates", False), pace=pace[plan.model])
     correction = estimator.correction(recalled, plan) if isinstance(estimator, Correcting) else None
     sums = estimator.begin(recalled, state.models, plan)
     for chunk in engine.train(state.models, plan, now, correction):

@@ -30,7 +30,7 @@ from rota.engine import Engine
 from rota.errors import BadInput, did_you_mean
 from rota.kinds import called
 from rota.plan import State, admit
-from rota.sampling import SAMPLERS, Asking, Sampler, draw, variance
+from rota.sampling import SAMPLERS, Asking, Sampler, asks, draw, variance
 from rota.sampling.waterfill import waterfill
 from rota.weights import Weights
 
@@ -110,7 +110,7 @@ def measure(procedure: draw.Procedure, rates: Array, shares: Array, updates: lis
         budget = min(float(p.sum()), number)
         optimal = waterfill(scores, budget)
         cost, best = cost + _cost(p, scores), best + _cost(optimal, scores)
-        spread += _variance(procedure, p, scores, total, products)
+        spread += variance.of(procedure, p, scores, total, products)
         least += variance.independent(optimal, scores)
         uniform += variance.independent(np.full(number, budget / number), scores)
     ratios = (least / uniform, (spread - least) / uniform) if uniform > 0 else (None, None)
@@ -123,18 +123,6 @@ def _cost(p: Array, scores: Array) -> float:
     return float((scores[some] ** 2 / p[some]).sum())
 
 
-def _variance(procedure: draw.Procedure, p: Array, scores: Array, total: float, products: Array | None) -> float:
-    """`variance.of`, which would take all inner products, from as little as each procedure needs."""
-    draws = round(float(p.sum()))
-    if procedure == "independent":
-        return variance.independent(p, scores)
-    if procedure == "fixed":
-        return variance.fixed(draws, scores, total)
-    if procedure == "multinomial":
-        return variance.multinomial(p, draws, scores, total)
-    return np.nan if products is None else variance.sequential(p, draws, products)
-
-
 def check(names: Sequence[str], sampler: Sampler, shares: Array, rounds: int) -> None:
     """Refuse what is not a measure, and samplers that have none: those that do not draw everybody by rates of their own."""
     for name in names:
@@ -144,8 +132,7 @@ def check(names: Sequence[str], sampler: Sampler, shares: Array, rounds: int) ->
         return
     able = hasattr(sampler, "rates") and hasattr(sampler, "procedure")
     if able and isinstance(sampler, Asking):  # one that draws from a cohort has rates inside it alone
-        question = sampler.ask(sampler.init(shares, rounds), shares, np.random.default_rng(0))
-        able = len(question.rows) == np.count_nonzero(shares)
+        able = asks(sampler, shares, rounds) is not None
     if not able:
         why = "does not draw all clients by probabilities of its own (rates and a procedure)"
         name = called(sampler, SAMPLERS)

@@ -14,6 +14,7 @@ import numpy as np
 from rota import rng
 from rota.data.federation import Array
 from rota.engine import Engine
+from rota.errors import BadInput
 from rota.estimate import Correcting, Estimator, Expecting, Recalling, Tensors
 from rota.plan import Plan, Question, Seen, State, admit
 from rota.sampling import Asking, Sampler
@@ -94,7 +95,8 @@ def probe(setting: Setting, sampler: Sampler, memory: State, shares: Array, reca
     rows, what = question.rows, question.what
     answers = Seen.nothing(len(rows), updates=what == "update", pace=pace[rows.model])
     if what == "expected":
-        assert isinstance(estimator, Expecting), "check() refuses it"
+        if not isinstance(estimator, Expecting):
+            raise BadInput(f"the sampler asks what the estimator expects, which a {type(estimator).__name__} cannot say: take stale-vre")
         answers.norm, answers.reason = estimator.expected(recalled, rows), [""] * len(rows)
         return sampler.hear(memory, rows, answers), recalled, None
     if what == "loss":
@@ -160,6 +162,6 @@ def _seconds(setting: Setting, plan: Plan, examples: Array, work: Work) -> Array
     out = np.full(len(plan), np.nan)
     for s in np.unique(plan.model).tolist():
         rows = np.flatnonzero(plan.model == s)
-        nbytes = (work.down.nbytes(setting.models[s]) + work.up.nbytes(setting.models[s])) / 2
+        nbytes = work.down.nbytes(setting.models[s]) + work.up.nbytes(setting.models[s])
         out[rows] = setting.engine.seconds(s, plan.client[rows], work.training * examples[rows], nbytes)
     return out

@@ -36,7 +36,7 @@ class Engine(Protocol):
         """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
 
     def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
-        """How long a model's rows take: training on so many examples, and twice so many bytes on their way."""
+        """How long a model's rows take: training on so many examples, and so many bytes on the link."""
 
 
 ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Sequential, "batched": Batched}

@@ -328,7 +328,7 @@ class Batched:
         if len(mine) < len(rows):
             update, buffers, loss, steps, examples, rows = update[mine], buffers[mine], loss[mine], steps[mine], examples[mine], rows[mine]
             norm = None if norm is None else norm[mine]
-        seconds = self.plain.seconds(model, plan.client[rows], examples, nbytes)
+        seconds = self.plain.seconds(model, plan.client[rows], examples, 2 * nbytes)
         measured = None if norm is None else (update, norm)
         rate = self.tasks[model].lr_at(now)
         return Chunk(rows, model, rate, update, buffers, loss, steps, examples, seconds, [""] * len(rows), measured)

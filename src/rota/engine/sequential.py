@@ -64,13 +64,13 @@ class Sequential:
                 loss=np.array([loss]),
                 steps=np.array([steps]),
                 examples=np.array([examples]),
-                seconds=self.seconds(model, plan.client[[row]], np.array([examples]), models[model].nbytes),
+                seconds=self.seconds(model, plan.client[[row]], np.array([examples]), 2 * models[model].nbytes),
                 reason=[reason],
             )
 
     def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
-        """How long rows of a model take on their clients' devices: training, and the model's way down and up."""
-        return np.asarray(examples * self.flops[model] / self.speed[clients] + 2 * nbytes / self.link[clients])
+        """How long rows of a model take on their clients' devices: training on so many examples, and so many bytes on the link."""
+        return np.asarray(examples * self.flops[model] / self.speed[clients] + nbytes / self.link[clients])
 
     def _train_row(self, start: Weights, client: int, model: int, now: int, shift: Tensor | None) -> tuple[Weights, float, int, int, str]:
         """One client's local training: the model it ends with, its mean loss, its steps and examples, and why it failed if it did."""

@@ -140,6 +140,7 @@ class StaleVr(FedVarp):
 
     needs: ClassVar[str] = "norms of all"
     costs: ClassVar[str] = "an update a client on the server; every client trains"
+    fits: ClassVar[bool] = True  # from what all clients would send, which the sampler must ask for
     numbers: ClassVar[int] = 2  # with beta
 
     def _more(self, shares: Array) -> Tensors:

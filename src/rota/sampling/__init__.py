@@ -15,7 +15,8 @@ from rota.sampling.clustered import ClusteredSimilarity, ClusteredSize
 from rota.sampling.divfl import DivFl
 from rota.sampling.kvib import KVib, KVibFull
 from rota.sampling.mabs import Mabs
-from rota.sampling.mmfl import FedFair, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Vre
+from rota.sampling.mmfl import Gvr, KVibPairs, Lvr, Vre
+from rota.sampling.mmfl_baselines import FedFair, Random, RoundRobin, RoundRobinServer
 from rota.sampling.ocs import Aocs, Ocs
 from rota.sampling.optimal import Optimal
 from rota.sampling.osmd import Osmd, OsmdAdaptive, OsmdIndependent
@@ -57,6 +58,7 @@ __all__ = [
     "Uniform",
     "Vrb",
     "Vre",
+    "asks",
     "draw",
     "variance",
     "waterfill",
@@ -67,9 +69,9 @@ class Sampler(Protocol):
     """Decides which pairs (model, client) train. A value: all that it learns is in the state it takes and returns.
 
     `shares` is d[s, i], client i's share of model s's data: 0 where it has none, or cannot be reached in this round. rota's own
-    samplers say of themselves, as class attributes, whether they are `unbiased`, what they need (`needs`) and what that `costs`.
-    A sampler that needs "updates" is shown them in `Seen`. Those that draw by a matrix of `rates` (state, shares) have it
-    as a method, and where every model draws by itself `procedure` says how.
+    samplers say of themselves, as class attributes, whether they are `unbiased`, what they need (`needs`) and what that `costs`, in
+    words for people. One with `updates = True` is shown the updates themselves in `Seen`. Those that draw by a matrix of `rates`
+    (state, shares) have it as a method, and where every model draws by itself `procedure` says how.
     """
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -91,6 +93,15 @@ class Asking(Protocol):
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
         """The state with the answers in it, for `draw` and `observe`; `plan` are the rows that were asked."""
+
+
+def asks(sampler: Sampler, shares: Array, rounds: int) -> str | None:
+    """What a sampler asks before its first draw, if it asks all clients of the models that it asks of; None for any other."""
+    if not isinstance(sampler, Asking):
+        return None
+    question = sampler.ask(sampler.init(shares, rounds), shares, np.random.default_rng(0))
+    models = np.unique(question.rows.model)
+    return question.what if len(question.rows) == np.count_nonzero(shares[models]) else None
 
 
 SAMPLERS: dict[str, type[Sampler]] = {

@@ -9,13 +9,18 @@ minimise sum over pairs of score^2 / rate, which is the estimates' variance but 
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import numpy as np
 
 from rota import rng
 from rota.data.federation import Array
+from rota.errors import BadInput
 from rota.plan import Plan
 from rota.sampling.waterfill import waterfill
+
+Processors = int | tuple[int, ...] | Literal["mixed"]
+"""How many models a client can train in a round: all alike, each its own, or as in S0."""
 
 
 def capped(scores: Array, most: Array, budget: float) -> Array:
@@ -131,6 +136,17 @@ def draw_distinct(rates: Array, processors: Array, shares: Array, generator: np.
     model, client = np.nonzero(systematic(rates, processors, generator.random(len(processors))))
     rate = rates[model, client]
     return Plan(client, model, rate, shares[model, client] / rate)
+
+
+def count(processors: Processors, shares: Array) -> Array:
+    """How many models each client can train in a round."""
+    clients = shares.shape[1]
+    if isinstance(processors, str) and processors == "mixed":
+        return mixed(shares)
+    found = np.asarray(processors)
+    if found.dtype.kind not in "iu" or found.shape not in ((), (clients,)) or not (found >= 1).all():
+        raise BadInput(f"sampler.processors must be whole numbers from 1: one, or one for each of the {clients} clients, or 'mixed'")
+    return np.broadcast_to(found, clients).astype(np.int64)
 
 
 def mixed(shares: Array, seed: int | None = None) -> Array:

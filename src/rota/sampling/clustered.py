@@ -54,6 +54,7 @@ class ClusteredSimilarity(ClusteredSize):
     """
 
     needs: ClassVar[str] = "updates of the drawn"
+    updates: ClassVar[bool] = True
     costs: ClassVar[str] = "an update a client and all angles on the server, clustered in every round"
 
     def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002

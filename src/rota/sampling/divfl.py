@@ -24,6 +24,7 @@ class DivFl:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "updates of all, then of the drawn"
+    updates: ClassVar[bool] = True
     costs: ClassVar[str] = "every client trains once; an update a client and all distances on the server"
 
     def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002

@@ -10,6 +10,9 @@ import numpy as np
 from rota.data.federation import Array
 from rota.plan import Plan
 
+HUGE = 1e200
+"""What a norm or a loss counts as that is larger, or overflows: sums of scores must not."""
+
 
 class Feedback(NamedTuple):
     """The pairs that came back, each once, and their scores; `row` is their place in the plan."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rota.data.federation import Array
+from rota.errors import BadInput
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw, leader
 from rota.sampling.feedback import feedback, matrix
@@ -75,6 +76,8 @@ class KVibFull(KVib):
     costs: ClassVar[str] = "every client trains"
 
     def init(self, shares: Array, rounds: int) -> State:
+        if self.theta is not None and self.bound is None:
+            raise BadInput("sampler.theta scales sampler.bound alone where all feedback is known, and that is not given: leave it out")
         return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002

@@ -25,7 +25,7 @@ def begin(shares: Array) -> State:
 
 def remember(state: State, plan: Plan, seen: Seen) -> State:
     """The state with the updates that came back in the place of their clients' older ones. What has not changed is not copied."""
-    assert seen.update is not None, "the sampler must declare that it needs updates"
+    assert seen.update is not None, "the sampler must say `updates = True`"
     new = {**state, "known": state["known"].copy()}
     back = np.flatnonzero(seen.ok)
     for s in np.unique(plan.model[back]).tolist():

@@ -13,16 +13,16 @@ from rota.data.federation import Array
 from rota.sampling.draw import Procedure
 
 
-def of(procedure: Procedure, rates: Array, products: Array) -> float:
-    """The variance of `draw.by` for one model, from its row of rates."""
-    scores, total, draws = np.sqrt(np.diag(products)), float(np.sqrt(max(products.sum(), 0.0))), round(float(rates.sum()))
+def of(procedure: Procedure, rates: Array, scores: Array, total: float, products: Array | None = None) -> float:
+    """The variance of `draw.by` for one model, from its row of rates. Sequential draws alone need the products: NaN without."""
+    draws = round(float(rates.sum()))
     if procedure == "independent":
         return independent(rates, scores)
     if procedure == "fixed":
         return fixed(draws, scores, total)
     if procedure == "multinomial":
         return multinomial(rates, draws, scores, total)
-    return sequential(rates, draws, products)
+    return np.nan if products is None else sequential(rates, draws, products)
 
 
 def independent(probability: Array, scores: Array) -> float:
