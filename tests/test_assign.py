@@ -228,6 +228,13 @@ def test_rates_by_hand() -> None:
     assert rates == pytest.approx(np.array([[1 / 6, 1 / 3, 0.5], [1 / 3, 2 / 3, 0]])), "an upload in every second round"
 
 
+@pytest.mark.parametrize("scale", [1e-312, 1e-200, 1e200])
+def test_rates_do_not_depend_on_the_scale(scale: float) -> None:
+    scores, most, shares = np.array([[4.0, 2.0, 8.0], [1.0, 2.0, 4.0]]), np.array([2.0, 1.0, 1.5]), np.full((2, 3), 1 / 3)
+    for rates in (assign.by_processor, assign.distinct):
+        np.testing.assert_allclose(rates(scale * scores, most, 2.0, shares), rates(scores, most, 2.0, shares), rtol=1e-9)
+
+
 def test_the_capped_and_the_small() -> None:
     """Small scores beside large ones are neither lost nor too many; what is over goes to scores of 0 by what they can take."""
     two = np.array([2.0, 2.0])

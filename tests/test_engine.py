@@ -21,8 +21,8 @@ from rota import rng, weights
 from rota.data.federation import Federation, Part
 from rota.engine import ENGINES, Batched, Devices, Engine, batched, local, make, native, stack
 from rota.engine.clock import step_flops
-from rota.engine.schedule import Schedule, grid, widths
-from rota.engine.stack import Steps, same_gradient
+from rota.engine.schedule import Schedule, examples_of, grid, local_steps, widths
+from rota.engine.stack import Steps, active, same_gradient
 from rota.engine.trace import Unbatchable
 from rota.models import MODELS
 from rota.plan import Chunk, Plan, Task
@@ -528,11 +528,10 @@ def test_smaller_clients_share_the_batch_size_and_its_halves(least: int, expecte
 def test_padding_is_little_on_power_law_clients() -> None:
     """S1's Synthetic instance, whose clients have 50 to 5,744 examples, all in one stack."""
     task = Task(rota.models.logistic, rota.data.synthetic_kvib(), lr=0.02, batch=64)
-    fast = make("batched", [task], Devices(), 0, "cpu")
-    assert isinstance(fast, Batched)
-    fast._most = lambda *_: 100  # type: ignore[method-assign]
-    collect(fast, fast.initial(), pairs([*range(100)]))
-    assert fast.padding / fast.slots < 0.2
+    sizes = task.data.train.sizes
+    wide, steps = widths(task, sizes, 1, 1), local_steps(task, sizes, 1)
+    slots = sum(int(width) * sum(active(sorted(steps[wide == width], reverse=True), int((wide == width).sum()))) for width in set(wide))
+    assert 1 - examples_of(task, sizes, 1).sum() / slots < 0.2
 
 
 @given(st.integers(1, 2000))

@@ -78,7 +78,7 @@ def test_trained_once_is_trained_as_drawn() -> None:
     models = once.initial()
     for now, clients in ((1, [3, 0]), (1, [1, 2]), (2, [0, 2, 3]), (2, [])):
         rows = np.array(clients, np.int64)
-        plan = draw.rows(draw.everybody(setting.shares), rows)
+        plan = draw.everybody(setting.shares).of(rows)
         expected, got = by_client(engine, models, plan, now), by_client(once, models, plan, now)
         assert got.keys() == expected.keys() == set(clients)
         for client, (chunk, place) in got.items():

@@ -437,9 +437,9 @@ class Planted:
         if self.bug == "weights":
             return replace(plan, weight=plan.weight * 1.05)
         if self.bug == "never draws":
-            return draw.rows(plan, np.flatnonzero(plan.client != 2))
+            return plan.of(np.flatnonzero(plan.client != 2))
         if self.bug == "variance":  # unbiased, but each draw twice or not at all
-            return draw.rows(replace(plan, weight=2 * plan.weight), np.flatnonzero(generator.random(len(plan)) < 0.5))
+            return replace(plan, weight=2 * plan.weight).of(np.flatnonzero(generator.random(len(plan)) < 0.5))
         return plan
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002

@@ -83,7 +83,7 @@ def look(engine: Engine, models: list[Weights], shares: Array, now: int, product
     kept: list[dict[int, Tensor]] = [{} for _ in models]
     for chunk in engine.train(models, plan, now):
         with np.errstate(over="ignore"):
-            ok = np.array([not reason for reason in admit(chunk).reason], bool) & np.isfinite(chunk.norm**2)
+            ok = admit(chunk).ok & np.isfinite(chunk.norm**2)
         client, update = plan.client[chunk.rows[ok]], chunk.update[torch.from_numpy(ok).to(chunk.update.device)]
         weighted = update * torch.from_numpy(shares[chunk.model, client]).to(update)[:, None]
         scores[chunk.model, client] = shares[chunk.model, client] * chunk.norm[ok]

@@ -101,6 +101,10 @@ class Plan:
     def __len__(self) -> int:
         return len(self.client)
 
+    def of(self, rows: Array) -> Plan:
+        """Some of its rows, in that order."""
+        return Plan(self.client[rows], self.model[rows], self.probability[rows], self.weight[rows])
+
 
 def checked(plan: Plan, shares: Array) -> Plan:
     """The plan, if it is one: a sampler of the user's own may draw anything."""
@@ -159,6 +163,11 @@ class Chunk:
     measured: tuple[Tensor, Array] | None = None
     """The updates, and their norms where the engine knows them already."""
 
+    @property
+    def ok(self) -> Array:
+        """Which rows came back."""
+        return np.array([not reason for reason in self.reason], bool)
+
     @cached_property
     def norm(self) -> Array:
         """The updates' norms."""
@@ -212,7 +221,7 @@ class Seen:
 
     def add(self, chunk: Chunk, norm: Array | None = None) -> None:
         """Write one chunk's rows in, with these norms where they are not the updates' own."""
-        ok, ran = np.array([not reason for reason in chunk.reason], bool), chunk.steps > 0
+        ok, ran = chunk.ok, chunk.steps > 0
         rows = chunk.rows[ok]
         self.norm[rows] = (chunk.norm if norm is None else norm)[ok]
         self.loss[rows] = chunk.loss[ok]

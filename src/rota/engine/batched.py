@@ -10,7 +10,6 @@ rate (a sweep) share their stacks.
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -87,9 +86,6 @@ class Batched:
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None  # of all graphs: they run one after the other
         self.workers = cores() if device.type == "cpu" else 1
         self.threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
-        self.counting = threading.Lock()
-        self.slots = self.padding = 0
-        """Places for examples in all mini-batches so far, and how many of them held none."""
 
     def _families(self) -> list[Family]:
         together: dict[tuple[object, ...], list[int]] = {}
@@ -179,9 +175,8 @@ class Batched:
 
     def _one_by_one(self, models: list[Weights], plan: Plan, rows: Array, now: int, correction: Correction | None) -> Iterator[Chunk]:
         """The sequential engine on some rows."""
-        some = Plan(plan.client[rows], plan.model[rows], plan.probability[rows], plan.weight[rows])
         shift = None if correction is None else lambda few: correction(rows[few])
-        for chunk in self.plain.train(models, some, now, shift):
+        for chunk in self.plain.train(models, plan.of(rows), now, shift):
             yield replace(chunk, rows=rows[chunk.rows])
 
     def _groups(self, f: int, family: Family, plan: Plan) -> Iterator[tuple[Array, int]]:
@@ -259,9 +254,6 @@ class Batched:
         else:
             update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
             total = stack.loss[: len(rows)].double().cpu().numpy()
-        with self.counting:
-            self.slots += width * sum(sizes)
-            self.padding += width * sum(sizes) - int(todo.examples.sum())
         loss = total / todo.steps / (rates if stack.fused else 1.0)
         results = (update, buffers, loss, todo.steps, todo.examples, norm)
         return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
@@ -285,8 +277,6 @@ class Batched:
         plain = family.steps.plain and shift is None
         finish = library.start(self.threads, self.workers, width, plain, todo, start, buffers, shift)
         examples = examples_of(task, sizes, least)
-        self.slots += width * int(todo["steps"].sum())
-        self.padding += width * int(todo["steps"].sum()) - int(examples.sum())
 
         def chunks() -> list[Chunk]:
             result = finish()

@@ -108,9 +108,8 @@ def _winner(groups: list[Group], column: Column, highest: bool) -> tuple[str, st
     means = _averages(full, cell)
     top = max(means) if highest else min(means)
     best = [group for group, mean in zip(full, means, strict=True) if math.isclose(mean, top, rel_tol=1e-9)]
-    return _mean(best[0].runs, cell, form), best[0].label if len(
-        best
-    ) == 1 else f"{'all' if len(best) == len(groups) else len(best)} settings"
+    who = best[0].label if len(best) == 1 else f"{'all' if len(best) == len(groups) else len(best)} settings"
+    return _mean(best[0].runs, cell, form), who
 
 
 def _full(groups: list[Group], cell: Cell) -> list[Group]:

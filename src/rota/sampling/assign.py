@@ -35,6 +35,7 @@ def capped(scores: Array, most: Array, budget: float) -> Array:
     if rest >= 0:
         idle = np.where(positive, 0.0, most)
         return np.where(positive, most, idle * (min(rest, idle.sum()) / idle.sum() if idle.any() else 0.0))
+    scores = _scaled(scores)
     a, m, left = scores[positive], most[positive], budget
     while True:  # the level falls from turn to turn, so those who are full stay full; few turns
         level = max(a.sum() / left, np.finfo(float).tiny)
@@ -44,6 +45,11 @@ def capped(scores: Array, most: Array, budget: float) -> Array:
             with np.errstate(over="ignore"):
                 return np.asarray(np.minimum(most, scores / level))
         a, m, left = a[~full], m[~full], after
+
+
+def _scaled(scores: Array) -> Array:
+    """In parts of a power of two near the largest: the same rates to the bit, and sums of tiny scores do not underflow."""
+    return np.asarray(np.ldexp(scores, -np.frexp(scores.max(initial=0.0))[1]))
 
 
 def by_processor(scores: Array, most: Array, budget: float, shares: Array) -> Array:
@@ -65,6 +71,7 @@ def distinct(scores: Array, most: Array, budget: float, shares: Array) -> Array:
 
     So a rate is at most what it would be if its client did all that it can, and under those caps the level is common.
     """
+    scores = _scaled(scores)
     upper = _alone(scores, most, shares)
     out, owns = np.zeros(shares.shape), shares > 0
     out[owns] = capped(scores[owns], upper[owns], budget)

@@ -43,7 +43,7 @@ class RpowD:
         order = np.lexsort((-state["loss"][candidates.model, candidates.client], candidates.model))
         model = candidates.model[order]
         rank = np.arange(len(order)) - np.searchsorted(model, model)
-        return draw.mean(draw.rows(candidates, order[rank < round(self.budget)]))
+        return draw.mean(candidates.of(order[rank < round(self.budget)]))
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
         loss = state["loss"].copy()

@@ -112,11 +112,6 @@ def concatenate(plans: list[Plan]) -> Plan:
     return Plan(*(np.concatenate([getattr(plan, name) for plan in (nothing, *plans)]) for name in COLUMNS))
 
 
-def rows(plan: Plan, some: Array) -> Plan:
-    """Some rows of a plan, in that order."""
-    return Plan(*(getattr(plan, name)[some] for name in COLUMNS))
-
-
 def mean(plan: Plan) -> Plan:
     """The same rows, to be averaged: each model's weights are 1 / their number. For samplers that are biased by design."""
     return replace(plan, weight=1 / np.bincount(plan.model)[plan.model])

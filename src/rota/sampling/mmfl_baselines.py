@@ -76,7 +76,7 @@ class RoundRobin:
         client, chance = cohort(self.budget, shares, generator)
         model = (client * models // clients + state["turn"][0]) % models
         able = np.flatnonzero(shares[model, client])
-        return draw.mean(draw.rows(Plan(client, model, np.full(len(client), chance), np.ones(len(client))), able))
+        return draw.mean(Plan(client, model, np.full(len(client), chance), np.ones(len(client))).of(able))
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
         return {"turn": state["turn"] + 1}
