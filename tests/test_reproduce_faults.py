@@ -13,7 +13,7 @@ from test_reproduce_mmfl import faults, found, table1, tiny  # noqa: F401
 from rota.data.federation import Array
 from rota.plan import Plan, Seen
 from rota.reproduce import estimate, mmfl_faults_page, run
-from rota.reproduce.mmfl_page import PAPER
+from rota.reproduce.mmfl_cells import PAPER
 from rota.sampling import Gvr, Lvr, Random
 from rota.weights import Weights
 

@@ -21,7 +21,7 @@ from rota.errors import BadInput
 from rota.plan import Task, shares
 from rota.reproduce import Result, estimate, mmfl_page, run, write_page
 from rota.reproduce.chart import COLOURS
-from rota.reproduce.mmfl_page import PAPER, TITLES, Cells, relative, three_digits
+from rota.reproduce.mmfl_cells import PAPER, TITLES, Cells, relative, three_digits
 from rota.sampling.mmfl import Assigning
 
 table1, faults = (importlib.import_module(f"rota.reproduce.mmfl_{name}") for name in ("table1", "faults"))

@@ -19,8 +19,8 @@ from rota.estimate import FedVarp, Scaffold, Unbiased
 from rota.estimate.memory import Tensors
 from rota.estimate.stale import Round
 from rota.plan import Plan, State
+from rota.reproduce.mmfl_cells import PAPER
 from rota.reproduce.mmfl_faults_page import report
-from rota.reproduce.mmfl_page import PAPER
 from rota.reproduce.mmfl_table1 import BUDGET, FOLDER, METHODS, SEEDS, SETTINGS, Policies, Work, gathered, lines, play
 from rota.reproduce.parts import chosen, left, start
 from rota.reproduce.result import Result

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 
 from rota.reproduce.interval import interval
-from rota.reproduce.mmfl_page import PAPER, TITLES, Cells, difference, grid, lead, made_on, relative
+from rota.reproduce.mmfl_cells import PAPER, TITLES, Cells, difference, grid, lead, made_on, relative
 from rota.reproduce.result import Result, over_seeds
 
 WORDS = {

@@ -24,7 +24,8 @@ from rota.engine import Engine, make
 from rota.estimate import ESTIMATORS, Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.estimate.server import Sgd
 from rota.plan import Task
-from rota.reproduce.mmfl_page import About, Cells, report
+from rota.reproduce.mmfl_cells import Cells
+from rota.reproduce.mmfl_page import About, report
 from rota.reproduce.parts import Found, Job, chosen, in_time, left, start, work
 from rota.reproduce.result import Result
 from rota.sampling import SAMPLERS, FedFair, Full, Gvr, KVibPairs, Lvr, Random, RoundRobin, RoundRobinServer, Sampler, Vre, assign
