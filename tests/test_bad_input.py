@@ -77,6 +77,7 @@ MISTAKES = {
     "run fedavg-digits --set =3": "--set takes key=value",
     "run fedavg-digits --set task.5.lr=1": "there is no key 'task.5.lr': the recipe has 1 [[task]], numbered from 0",
     "run fedavg-digits --set task.1=": "there is no key 'task.1': the recipe has 1 [[task]], numbered from 0",
+    "run mmfl-digits --set task.-1=": "there is no key 'task.-1': tasks are numbered from 0",
     "run fedavg-digits --set task.0=": "the recipe has no [[task]]: give at least one, with its data and model",
     "run mmfl-digits --set task.1=3": "'task.1' is 3, but it takes a table of options",
     "run fedavg-digits --set task.².lr=3": "unknown key 'task.²'",

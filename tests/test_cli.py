@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import rota
-from rota import cli, cli_commands, cli_output, data, progress, recipe, registry, reproduce
+from rota import cli, cli_commands, cli_output, data, loop, progress, recipe, registry, reproduce
 from rota.reproduce import Result, over_seeds
 
 PROGRAM = Path(sys.executable).with_name("rota")
@@ -418,16 +418,35 @@ def test_a_person_at_a_terminal_sees_the_rounds_go_by(tmp_path: Path) -> None:
 # --- failure and interruption
 
 
-def test_a_run_that_fails_says_what_where_and_how_to_resume(tmp_path: Path) -> None:
-    outcome = call("run", *SMALL, "--set", "task.lr=1e30", "--out", tmp_path / "a b", "--device", "cpu")
+def test_a_run_that_fails_says_what_where_and_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "apply", lambda *_: 1 / 0)
+    outcome = call("run", *SMALL, "--out", tmp_path / "a b", "--device", "cpu")
     what, again = outcome.err.splitlines()[-2:]
     assert outcome.status == 1
     assert outcome.out == ""
-    assert re.match(
-        r"rota: the run failed: FloatingPointError: round \d: no client's update could be used .*\(experiment.py, line \d+\)", what
-    )
+    assert re.match(r"rota: the run failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\)", what)
     assert again == f"rota: to resume: rota run '{tmp_path}/a b/config.toml' --out '{tmp_path}/a b' --device cpu --resume"
     assert "Traceback" not in outcome.err
+
+
+def test_a_run_that_is_stuck_is_not_to_be_resumed(tmp_path: Path) -> None:
+    for resume in ([], ["--resume"]):
+        outcome = call("run", *SMALL, "--set", "task.lr=1e30", "--out", tmp_path / "a", "--device", "cpu", *resume)
+        said = r"rota: the run failed: round \d: no client's update could be used in \d rounds? \(.*\): a lower lr for 'digits' may help"
+        assert outcome.status == 1
+        assert re.match(said, outcome.err.splitlines()[-1])
+        assert "to resume" not in outcome.err
+
+
+def test_a_comparison_goes_on_without_runs_that_are_stuck(tmp_path: Path) -> None:
+    words = ["compare", *SMALL, "--vary", "task.lr=1e30,0.1", "--out", tmp_path / "a", "--device", "cpu"]
+    for resume in ([], ["--resume"]):
+        outcome = call(*words, *resume)
+        assert outcome.status == 1
+        assert "0.1" in outcome.out
+        assert "1e" not in outcome.out.replace(str(tmp_path), "")
+        assert "rota: 1 of 2 runs failed, and are left out: 1e_30-seed0" in outcome.err
+    assert call("compare", *SMALL, "--vary", "task.lr=1e30,2e30", "--out", tmp_path / "b", "--device", "cpu").status == 1
 
 
 def test_an_unforeseen_error_is_a_sentence_or_a_traceback_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ from torch import nn
 import rota
 from rota import loop, recipe
 from rota.availability import Availability
-from rota.data.federation import Federation
+from rota.data.federation import Federation, Part
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, Sgd
-from rota.experiment import describe
+from rota.experiment import Stuck, describe
 from rota.plan import Plan, Question, Seen, Task
-from rota.sampling import SAMPLERS, Full, Uniform
+from rota.sampling import SAMPLERS, Full, Lvr, Uniform
 
 
 def test_the_loop_fits_on_two_screens() -> None:
@@ -134,11 +134,11 @@ def test_who_fails_has_worked_and_sent_what_it_has() -> None:
 
 @pytest.mark.parametrize(("rounds", "until"), [(20, 5), (3, 3), (1, 1)])
 def test_rounds_in_which_everybody_fails_end_the_run(rounds: int, until: int) -> None:
-    said = r"round {0}: no client's update could be used in {0} rounds? \(the update is not finite\); a lower lr for '{1}' may help"
-    with pytest.raises(FloatingPointError, match=said.format(until, "blobs")):
+    said = r"round {0}: no client's update could be used in {0} rounds? \(the update is not finite\): a lower lr for '{1}' may help"
+    with pytest.raises(Stuck, match=said.format(until, "blobs")):
         rota.run([Task(fragile, sick([0, 1, 2]))], Full(), rounds=rounds)
     few = Task(network, federation([1, 1, 1]), name="few")  # which fails for another reason
-    with pytest.raises(FloatingPointError, match=said.format(until, "a' and 'b")):
+    with pytest.raises(Stuck, match=said.format(until, "a' and 'b")):
         rota.run([few, *(Task(fragile, sick([0, 1, 2]), name=name) for name in "ab")], Full(), rounds=rounds)
 
 
@@ -162,7 +162,7 @@ def test_only_rounds_in_a_row_end_it_and_those_without_clients_do_not_count() ->
     """Client 1 is ill, and drawn alone in most rounds."""
     task = Task(fragile, sick([1]))
     assert rota.run([task], InTurn(((1,), (1,), (1,), (1,), (0,))), rounds=20).summary["failures"] == 16
-    with pytest.raises(FloatingPointError, match="round 9: no client's update could be used in 5 rounds"):
+    with pytest.raises(Stuck, match="round 9: no client's update could be used in 5 rounds"):
         rota.run([task], InTurn(((1,), ())), rounds=20)
 
 
@@ -204,17 +204,52 @@ def test_a_client_whose_training_raises_is_a_failed_row() -> None:
 def test_training_that_raises_for_everybody_ends_the_run() -> None:
     task = Task(lambda shape, classes: Sensitive(shape[0], classes), ill([0, 1, 2]), name="odd")
     said = r"no client's update could be used in 2 rounds \(ValueError: sensor overflow \(.*\)\): mend the model, the loss or the data"
-    with pytest.raises(RuntimeError, match=said):
+    with pytest.raises(Stuck, match=said):
         rota.run([task], Full(), rounds=2)
 
 
-def test_a_machine_without_memory_is_no_clients_failure(blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = [torch.OutOfMemoryError("full"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")]
+
+
+@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+def test_a_machine_without_memory_is_no_clients_failure(error: Exception, blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("full")
+        raise error
 
     monkeypatch.setattr(rota.engine.Sequential, "_train_row", full)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)):
         rota.run([Task(linear, blobs)], Full(), rounds=1, engine="sequential")
+
+
+def test_who_raises_when_asked_for_a_loss_is_a_failed_answer() -> None:
+    class Always(Sensitive):
+        """While it is tested, too; the test part is well."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Sensitive.forward(self.train(), x)
+
+    run = rota.run([Task(lambda shape, classes: Always(shape[0], classes), ill([1]), name="odd")], Lvr(2), rounds=2)
+    assert all({"client": 1, "model": "odd"}.items() <= line["failures"][0].items() for line in run.records)
+    assert [line["models"]["odd"]["trained"] for line in run.records] != [0, 0]
+
+
+def test_the_traceback_of_a_clients_error_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROTA_DEBUG", "1")
+    task = Task(lambda shape, classes: Sensitive(shape[0], classes), ill([1]), name="odd")
+    with pytest.raises(ValueError, match="sensor overflow"):
+        rota.run([task], Full(), rounds=2)
+
+
+def test_a_run_that_is_stuck_stays_so_when_it_is_gone_on_with(tmp_path: Path) -> None:
+    task = Task(fragile, sick([0, 1, 2]))
+    for resume in (False, True, True):
+        with pytest.raises(Stuck, match="round 5: no client's update could be used in 5 rounds"):
+            rota.run([task], Full(), rounds=9, out=tmp_path, resume=resume)
+
+
+def test_policies_of_any_fields_are_described(tmp_path: Path) -> None:
+    rota.run([Task(linear, federation([6, 6, 6]))], InTurn(((1,), ())), rounds=2, out=tmp_path)
+    assert "turns = [" in (tmp_path / "config.toml").read_text()
 
 
 def test_a_round_without_clients_changes_nothing(blobs: Federation) -> None:
@@ -375,3 +410,25 @@ def test_rows_have_the_pace_of_their_model_asked_and_drawn(blobs: Federation) ->
     expected = [(0.25, 1.0), (0.5, 1.0), (1.0, 1.0), (1.0, 0.5)]
     for seen in ([seen for _, _, seen in sampler.told], sampler.heard):
         np.testing.assert_allclose([(each.pace[0], each.pace[-1]) for each in seen], expected)
+
+
+def test_soft_labels_take_the_default_loss(blobs: Federation) -> None:
+    """Shares of the classes in the place of one of them."""
+
+    def soft(part: Part) -> Part:
+        return replace(part, y=torch.softmax(torch.eye(3)[part.y] * 3, dim=1))
+
+    data = replace(blobs, train=soft(blobs.train), test=soft(blobs.test))
+    task = Task(linear, data, score=lambda outputs, targets: (outputs.argmax(-1) == targets.argmax(-1)).float())
+    assert rota.run([task], Full(), rounds=8).summary["accuracy"] > 0.6
+
+
+class Judge:
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs.argmax(-1) == targets).float()
+
+
+def test_one_method_of_one_object_is_one_score(blobs: Federation) -> None:
+    judge = Judge()
+    run = rota.run([Task(linear, blobs, score=judge.score, name=name) for name in "ab"], Full(), rounds=1)
+    assert run.summary["accuracy"] is not None

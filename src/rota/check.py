@@ -140,9 +140,6 @@ def check_fit(task: Task, name: str) -> None:
         own = "a function that gives one number an example, such as lambda outputs, targets: -(outputs - targets) ** 2"
         why = "the targets are real numbers, of which accuracy says nothing"
         raise BadInput(f"task '{name}': {why}: give score {own}, or give class labels as whole numbers")
-    if task.loss is cross_entropy and task.data.train.y.is_floating_point():
-        own = "a function that gives one number an example, such as lambda outputs, targets: (outputs - targets) ** 2"
-        raise BadInput(f"task '{name}': the targets are real numbers, and the default loss is for classes: give loss {own}")
     x, y = task.data.train.x[:2], task.data.train.y[:2]
     try:
         module = task.build()
@@ -158,6 +155,9 @@ def check_fit(task: Task, name: str) -> None:
         raise BadInput(f"task '{name}': the model has no parameters to train")
     if task.data.classes and outputs.shape[-1] < task.data.classes:
         raise BadInput(f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have {task.data.classes} classes")
+    if task.loss is cross_entropy and y.is_floating_point() and (y.shape != outputs.shape or outputs.shape[-1] == 1):
+        own = "a function that gives one number an example, such as lambda outputs, targets: (outputs - targets) ** 2"
+        raise BadInput(f"task '{name}': the targets are real numbers, and the default loss is for classes: give loss {own}")
     _check_measure(f"task '{name}': the loss", task.loss, outputs, y)
     if task.score is not top1:
         _check_measure(f"task '{name}': the score", task.score, outputs, y)

@@ -162,5 +162,5 @@ def _key(option: str, words: list[str]) -> str:
         return ""
     given, equals, value = next(word for word in words if word.partition("=")[0] == option).partition("=")
     if not equals:
-        value = next(iter(words[words.index(given) + 1 :]), "VALUE")
+        value = next((word for word in words[words.index(given) + 1 :][:1] if not word.startswith("-")), "VALUE")
     return f"it is a key of the recipe, so use --set {shlex.quote(f'{key}={value}')}"

@@ -108,19 +108,30 @@ def compare(
         comparisons.check_all(runs)
     given = [word for word in sys.argv[1:] if word != "--resume"]
     how = {"engine": engine, "device": device, "precision": precision}
-    results = []
+    results, stuck = [], {}
     for number, (name, variant) in enumerate(runs.items(), start=1):
         title = f"{name} ({number}/{len(runs)})"
-        with at(f"the run '{name}'"):  # what was checked are the data of each setting's first seed
-            summary = _run_one(variant, title, out / name, how, started[name], f"rota {shlex.join(given)} --resume")
+        try:
+            with at(f"the run '{name}'"):  # what was checked are the data of each setting's first seed
+                summary = _run_one(variant, title, out / name, how, started[name], f"rota {shlex.join(given)} --resume")
+        except Stopped as end:
+            if end.status == 130 or end.again:
+                raise
+            stuck[name] = str(end)  # the others can go on
+            progress.say(f"rota: {name}: {end}")
+            continue
         results.append({"run": name, **summary})
-    report = _report([out / name for name in runs], out / "report.html")
+    if not results:
+        raise Stopped(1, f"all runs failed, the last so: {stuck.popitem()[1]}", None)
+    report = _report([out / result["run"] for result in results], out / "report.html")
     if as_json:
         print_json(results)
-        return
-    for line in comparisons.table(results):
+    for line in [] if as_json else comparisons.table(results):
         print_line(line)
-    print_line(f"report: {report}")
+    if not as_json:
+        print_line(f"report: {report}")
+    if stuck:
+        raise Stopped(1, f"{len(stuck)} of {len(runs)} runs failed, and are left out: {', '.join(stuck)}", None)
 
 
 def report(
@@ -142,7 +153,7 @@ def _run_one(config: dict[str, Any], title: str, out: Path, how: dict[str, Any],
     with loading():
         from rota import progress
         from rota import recipe as recipes
-        from rota.experiment import execute
+        from rota.experiment import Stuck, execute
 
     config = recipes.resolve(config)
     _check_folder(config, out, resume)  # before the data are loaded
@@ -153,6 +164,8 @@ def _run_one(config: dict[str, Any], title: str, out: Path, how: dict[str, Any],
             return execute(experiment, **how, out=out, resume=resume, config=config, watch=watch).summary
     except BadInput:
         raise
+    except Stuck as end:
+        raise Stopped(1, f"the run failed: {end}", None) from end
     except (Exception, KeyboardInterrupt) as error:
         begun = again if (out / "config.toml").exists() else None
         if interrupted(error):

@@ -45,3 +45,8 @@ def what_and_where(error: BaseException) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     words = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' * bool(words)}{words} ({Path(place.filename).name}, line {place.lineno})"
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether it is this machine that has no memory left: torch has a class for it on a GPU, and words on a CPU."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)

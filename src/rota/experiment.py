@@ -38,6 +38,10 @@ PATIENCE = 5
 """So many rounds in a row in which clients trained and no update could be used end a run."""
 
 
+class Stuck(RuntimeError):
+    """Nothing is learned any more, and going on would change nothing."""
+
+
 class Interrupted(KeyboardInterrupt):
     """The user stopped the run (Ctrl-C); `folder` holds its checkpoint, where it has a folder."""
 
@@ -141,6 +145,7 @@ def _play(experiment: Experiment, machine: Engine, state: State, folder: Folder 
         folder.write_data(experiment)
         state, spent = folder.read_state(state)
         records = folder.records()
+        refuse(experiment, records)
     meter = Meter(experiment.metrics, experiment.sampler, machine, records[-1] if records else {}) if experiment.metrics else None
     began = saved = time.monotonic()
 
@@ -194,9 +199,8 @@ def refuse(experiment: Experiment, records: list[Record]) -> None:
         return
     why, whose = next(iter(wrong.values())).removesuffix(ASKED), " and ".join(f"'{name}'" for name in wrong)
     nothing = f"round {records[-1]['round']}: no client's update could be used in {number} round{'s' * (number > 1)} ({why})"
-    if why == NOT_FINITE:
-        raise FloatingPointError(f"{nothing}; a lower lr for {whose} may help")
-    raise RuntimeError(f"{nothing}: mend the model, the loss or the data of {whose}")
+    help = f"a lower lr for {whose} may help" if why == NOT_FINITE else f"mend the model, the loss or the data of {whose}"
+    raise Stuck(f"{nothing}: {help}")
 
 
 def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:
@@ -231,9 +235,15 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
 def describe(experiment: Experiment) -> dict[str, Any]:
     """An experiment made in Python, in a recipe's words as far as it has them: what config.toml holds where there is no recipe."""
 
+    def told(value: Any) -> Any:
+        """A number, a text or a list of such, as TOML has them; None for anything else."""
+        value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+        if isinstance(value, tuple | list):
+            return [each for each in map(told, value) if each is not None]
+        return value if isinstance(value, str | int | float) else None
+
     def plain(values: dict[str, Any]) -> dict[str, Any]:
-        known = {k: np.asarray(v).tolist() if isinstance(v, tuple | list | np.generic | np.ndarray) else v for k, v in values.items()}
-        return {k: v for k, v in known.items() if isinstance(v, str | int | float | list)}
+        return {key: known for key, value in values.items() if (known := told(value)) is not None}
 
     def words(value: Any) -> dict[str, Any]:
         return plain(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else {}

@@ -119,6 +119,8 @@ def assign(config: Config, path: str, value: Any) -> Config:
     *way, last = path.split(".")
     if last == "name" and way and _kind(way[-1]):  # sampler.name=full says the same as sampler=full
         *way, last = way
+    if "task" in way and last.removeprefix("-").isdecimal() and not last.isdecimal():
+        raise BadInput(f"there is no key '{path}': tasks are numbered from 0")
     for step in way:
         places = [found for place in places for found in _into(place, step, path)]
     if way == ["task"] and last.isdecimal() and isinstance(tasks := places[0], list):

@@ -20,7 +20,7 @@ ASKED = ", asked before the draw"
 
 def same_score(tasks: Sequence[Task]) -> bool:
     """Whether all tasks have one score: a mean of shares and, say, squared errors would say nothing."""
-    return all(task.score is tasks[0].score for task in tasks)
+    return all(task.score == tasks[0].score for task in tasks)
 
 
 def record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
@@ -15,7 +16,7 @@ from rota.engine import local
 from rota.engine.clock import Devices, step_flops
 from rota.engine.local import Correction
 from rota.engine.score import Score, Scorer, forward
-from rota.errors import what_and_where
+from rota.errors import out_of_memory, what_and_where
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
@@ -51,9 +52,11 @@ class Sequential:
             shift = None if correction is None else correction(np.array([row]))[0]
             try:
                 end, loss, steps, examples, reason = self._train_row(models[model], client, model, now, shift)
-            except torch.OutOfMemoryError:  # which is this machine's failure, not the client's
-                raise
             except Exception as error:  # a model or a loss of the user's own may raise anything
+                if out_of_memory(error) or os.environ.get(
+                    "ROTA_DEBUG"
+                ):  # this machine's failure, not the client's; or its traceback is wanted
+                    raise
                 end, loss, steps, examples, reason = models[model], float("nan"), 0, 0, what_and_where(error)
             yield Chunk(
                 rows=np.array([row]),
@@ -123,9 +126,25 @@ class Sequential:
             weights.load(self.modules[s].eval(), models[s])
             places, sizes = self._examples(s, plan.client[rows], now, examples)
             count[rows] = sizes
-            each = self._losses(s, places, sizes).double().cpu().numpy()
-            loss[rows] = np.bincount(np.repeat(np.arange(len(rows)), sizes), each) / sizes
+            try:
+                loss[rows] = self._means(s, places, sizes)
+            except Exception as error:  # as in `train`: whose fault it is shows one by one
+                if out_of_memory(error) or os.environ.get("ROTA_DEBUG"):
+                    raise
+                loss[rows] = [self._mean(s, part) for part in places.split(sizes.tolist())]
         return loss, count
+
+    def _means(self, s: int, places: Tensor, sizes: Array) -> Array:
+        """The mean losses of clients, of which the i-th has the next sizes[i] of the places."""
+        each = self._losses(s, places, sizes).double().cpu().numpy()
+        return np.asarray(np.bincount(np.repeat(np.arange(len(sizes)), sizes), each) / sizes)
+
+    def _mean(self, s: int, places: Tensor) -> float:
+        """One client's mean loss; NaN where that raises."""
+        try:
+            return float(self._means(s, places, np.array([len(places)]))[0])
+        except Exception:
+            return float("nan")
 
     def _losses(self, s: int, places: Tensor, sizes: Array) -> Tensor:
         """The losses of examples, one by one, of which sizes[i] are the i-th client's."""

@@ -222,14 +222,10 @@ class Track:
         for now in range(1, part.rounds + 1):
             in_time(deadline)
             if not broken.all():
-                try:
-                    state, line = play(experiment, self.engine, state)
-                except FloatingPointError:  # no update of any model is finite
-                    broken[:] = True
-                else:
-                    drawn = np.array([len(line["cohort"][name]) for name in names])
-                    trained += drawn
-                    broken |= (drawn > 0) & (np.array([line["models"][name]["trained"] for name in names]) == 0)
+                state, line = play(experiment, self.engine, state)
+                drawn = np.array([len(line["cohort"][name]) for name in names])
+                trained += drawn
+                broken |= (drawn > 0) & (np.array([line["models"][name]["trained"] for name in names]) == 0)
             if now % part.every == 0:
                 tests.append((self.engine.evaluate(state.models), broken.copy(), state.bytes_up + state.bytes_down))
                 watch(now, float(np.mean([score.accuracy for score in tests[-1][0]])))

@@ -23,6 +23,7 @@ from rota.data.partition import high_low, natural
 from rota.engine import Engine, make
 from rota.estimate import ESTIMATORS, Estimator, FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.estimate.server import Sgd
+from rota.kinds import called
 from rota.plan import Task
 from rota.reproduce.mmfl_cells import Cells
 from rota.reproduce.mmfl_page import About, report
@@ -288,7 +289,7 @@ SHARED = {field.name for field in fields(Assigning)} | {"memory"}
 
 def options(policy: Sampler | Estimator, table: dict[str, Any]) -> str:
     """A sampler's or estimator's name and its own options."""
-    name = next(name for name, each in table.items() if each is type(policy))
+    name = called(policy, table)
     own = ((field.name, getattr(policy, field.name)) for field in fields(policy) if field.name not in SHARED)  # type: ignore[arg-type]
     words = [f"{key} {_value(value)}" for key, value in own]
     return f"`{name}`" + (f": {', '.join(words)}" if words else "")

@@ -126,11 +126,7 @@ def race(
         for lane in lanes:
             sizes[lane.model] = 0 if lane.why else cohort
         experiment = replace(experiment, sampler=Cohorts(tuple(sizes)))
-        try:
-            state, record = play(experiment, engine, state)
-        except FloatingPointError:  # no update of any model is finite
-            stop(running, DIVERGED)
-            return
+        state, record = play(experiment, engine, state)
         stop((lane for lane in running if not record["models"][names[lane.model]]["trained"]), DIVERGED)
         examine(engine, state.models, [lane for lane in running if not lane.why and lane.due(now, target)], now, target)
         judge(lanes, now, target, beat, lag=now >= lag_from)

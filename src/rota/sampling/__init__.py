@@ -101,7 +101,7 @@ def asks(sampler: Sampler, shares: Array, rounds: int) -> str | None:
         return None
     question = sampler.ask(sampler.init(shares, rounds), shares, np.random.default_rng(0))
     models = np.unique(question.rows.model)
-    return question.what if len(question.rows) == np.count_nonzero(shares[models]) else None
+    return question.what if 0 < len(question.rows) == np.count_nonzero(shares[models]) else None
 
 
 SAMPLERS: dict[str, type[Sampler]] = {
