@@ -92,6 +92,7 @@ def compare(
         from rota import compare as comparisons
         from rota import progress
         from rota import recipe as recipes
+        from rota.experiment import Stuck
 
     config = recipes.read(recipe)
     for setting in set_:
@@ -115,7 +116,7 @@ def compare(
             with at(f"the run '{name}'"):  # what was checked are the data of each setting's first seed
                 summary = _run_one(variant, title, out / name, how, started[name], f"rota {shlex.join(given)} --resume")
         except Stopped as end:
-            if end.status == 130 or end.again:
+            if not isinstance(end.__cause__, Stuck):
                 raise
             stuck[name] = str(end)  # the others can go on
             progress.say(f"rota: {name}: {end}")
@@ -126,10 +127,9 @@ def compare(
     report = _report([out / result["run"] for result in results], out / "report.html")
     if as_json:
         print_json(results)
-    for line in [] if as_json else comparisons.table(results):
-        print_line(line)
-    if not as_json:
-        print_line(f"report: {report}")
+    else:
+        for line in [*comparisons.table(results), f"report: {report}"]:
+            print_line(line)
     if stuck:
         raise Stopped(1, f"{len(stuck)} of {len(runs)} runs failed, and are left out: {', '.join(stuck)}", None)
 

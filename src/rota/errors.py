@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ def what_and_where(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' * bool(words)}{words} ({Path(place.filename).name}, line {place.lineno})"
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether it is this machine that has no memory left: torch has a class for it on a GPU, and words on a CPU."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+def not_a_clients(error: Exception) -> bool:
+    """Whether an error in a client's work is to end the run: this machine has no memory left (torch has a class for it on a GPU, and words
+    on a CPU), or ROTA_DEBUG asks for the traceback.
+    """
+    full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return full or bool(os.environ.get("ROTA_DEBUG"))

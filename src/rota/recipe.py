@@ -119,14 +119,15 @@ def assign(config: Config, path: str, value: Any) -> Config:
     *way, last = path.split(".")
     if last == "name" and way and _kind(way[-1]):  # sampler.name=full says the same as sampler=full
         *way, last = way
-    if "task" in way and last.removeprefix("-").isdecimal() and not last.isdecimal():
-        raise BadInput(f"there is no key '{path}': tasks are numbered from 0")
     for step in way:
         places = [found for place in places for found in _into(place, step, path)]
     if way == ["task"] and last.isdecimal() and isinstance(tasks := places[0], list):
         number = _number(tasks, last, path)
         tasks[number : number + 1] = [] if value is None else [value]
         return new
+    here = KEYS if not way else TASK_KEYS if way[0] == "task" and all(step.isdecimal() for step in way[1:]) else {last}
+    if value is None and last not in here:
+        raise BadInput(f"there is no key '{path}' to take away: {did_you_mean(last, here)}")
     tables = [item for place in places for item in (place if isinstance(place, list) else [place])]
     for place in tables:
         if not isinstance(place, dict):

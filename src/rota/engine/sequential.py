@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
@@ -16,7 +15,7 @@ from rota.engine import local
 from rota.engine.clock import Devices, step_flops
 from rota.engine.local import Correction
 from rota.engine.score import Score, Scorer, forward
-from rota.errors import out_of_memory, what_and_where
+from rota.errors import not_a_clients, what_and_where
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
 
@@ -53,9 +52,7 @@ class Sequential:
             try:
                 end, loss, steps, examples, reason = self._train_row(models[model], client, model, now, shift)
             except Exception as error:  # a model or a loss of the user's own may raise anything
-                if out_of_memory(error) or os.environ.get(
-                    "ROTA_DEBUG"
-                ):  # this machine's failure, not the client's; or its traceback is wanted
+                if not_a_clients(error):
                     raise
                 end, loss, steps, examples, reason = models[model], float("nan"), 0, 0, what_and_where(error)
             yield Chunk(
@@ -129,7 +126,7 @@ class Sequential:
             try:
                 loss[rows] = self._means(s, places, sizes)
             except Exception as error:  # as in `train`: whose fault it is shows one by one
-                if out_of_memory(error) or os.environ.get("ROTA_DEBUG"):
+                if not_a_clients(error):
                     raise
                 loss[rows] = [self._mean(s, part) for part in places.split(sizes.tolist())]
         return loss, count
@@ -143,7 +140,9 @@ class Sequential:
         """One client's mean loss; NaN where that raises."""
         try:
             return float(self._means(s, places, np.array([len(places)]))[0])
-        except Exception:
+        except Exception as error:
+            if not_a_clients(error):
+                raise
             return float("nan")
 
     def _losses(self, s: int, places: Tensor, sizes: Array) -> Tensor:

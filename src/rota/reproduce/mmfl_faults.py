@@ -21,7 +21,7 @@ from rota.estimate.stale import Round
 from rota.plan import Plan, State
 from rota.reproduce.mmfl_cells import PAPER
 from rota.reproduce.mmfl_faults_page import report
-from rota.reproduce.mmfl_table1 import BUDGET, FOLDER, METHODS, SEEDS, SETTINGS, Policies, Work, gathered, lines, play
+from rota.reproduce.mmfl_table1 import BUDGET, FOLDER, METHODS, SEEDS, SETTINGS, Policies, Settings, Work, lines, played
 from rota.reproduce.parts import chosen, left, start
 from rota.reproduce.result import Result
 from rota.sampling import Gvr, Lvr, Random
@@ -92,7 +92,7 @@ def published_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn
     return nn.Sequential(models.mmfl_cnn(shape, classes), nn.ReLU(), nn.Softmax(dim=-1))
 
 
-TASKS = {"3": SETTINGS["3"], "published": {name: replace(kind, model=published_cnn) for name, kind in SETTINGS["3"].items()}}
+TASKS: Settings = {"3": SETTINGS["3"], "published": {name: replace(kind, model=published_cnn) for name, kind in SETTINGS["3"].items()}}
 
 
 def parts(quick: bool = False) -> list[Work]:
@@ -103,6 +103,7 @@ def parts(quick: bool = False) -> list[Work]:
 
 
 def policies_of(part: Work) -> Policies:
+    """A part's sampler and estimator."""
     return RUNS[part.setting][part.method]
 
 
@@ -127,5 +128,9 @@ def mmfl_faults(
     """
     everything = parts(quick)
     job = start(None if out is None or quick else out / FOLDER, (part.name for part in everything), minutes, device, precision, say)
-    play(job, everything if quick else chosen(only, everything), TASKS, policies_of, quick)
-    return report(gathered(everything, job.found), {fault: list(some) for fault, some in FAULTS.items()}, len(everything), quick)
+    return report(
+        played(job, everything, only, TASKS, policies_of, quick),
+        {fault: list(some) for fault, some in FAULTS.items()},
+        len(everything),
+        quick,
+    )

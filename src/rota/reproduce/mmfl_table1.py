@@ -109,7 +109,8 @@ FASHION = Kind("Fashion-MNIST", data.fashion_mnist, "CNN", models.mmfl_cnn, lr=0
 CIFAR = Kind("CIFAR-10", data.cifar10, "pre-activation ResNet-18", models.preact_resnet18, lr=0.1, sizes=((12, 15), (120, 150)))
 WRITERS = Kind("MNIST by writer", data.mnist_writers, "CNN", models.mmfl_cnn, lr=0.01, owners="writers")
 ROLES = Kind("Shakespeare by role", data.shakespeare, "LSTM, two layers", models.mmfl_lstm, lr=1.4, owners="roles", batch=500, held_out=0.0)
-SETTINGS: dict[str, dict[str, Kind]] = {
+Settings = dict[str, dict[str, Kind]]
+SETTINGS: Settings = {
     "3": {"fashion-1": FASHION, "fashion-2": FASHION, "fashion-3": FASHION},
     "5": {"fashion-1": FASHION, "fashion-2": FASHION, "cifar10": CIFAR, "mnist-writers": WRITERS, "shakespeare": ROLES},
 }
@@ -174,15 +175,6 @@ def parts(quick: bool = False) -> list[Work]:
     return [Work(setting, method, seed) for setting in SETTINGS for seed in range(SEEDS) for method in METHODS]
 
 
-def gathered(everything: list[Work], found: dict[str, Found]) -> Cells:
-    """The finished parts by their place in the table, and by seed."""
-    cells: Cells = {}
-    for part in everything:
-        if part.name in found:
-            cells.setdefault(part.cell, {})[part.seed] = found[part.name]
-    return cells
-
-
 SECONDS = {"cuda": {"3": (13.0, 6.0), "5": (125.0, 20.0)}, "cpu": {"3": (650.0, 300.0), "5": (15600.0, 2500.0)}}
 """What a run takes, roughly, if all clients train and if not, on one H200 that several runs share and on two cores, to plan by; for five
 tasks on two cores it is a guess."""
@@ -207,6 +199,7 @@ def lines(some: list[Work], policies: Callable[[Work], Policies]) -> list[str]:
 
 
 def policies_of(part: Work) -> Policies:
+    """A part's sampler and estimator."""
     return METHODS[part.method]
 
 
@@ -232,12 +225,13 @@ def mmfl_table1(
     """
     everything = parts(quick)
     job = start(None if out is None or quick else out / FOLDER, (part.name for part in everything), minutes, device, precision, say)
-    play(job, everything if quick else chosen(only, everything), SETTINGS, policies_of, quick)
-    return report(gathered(everything, job.found), about(quick))
+    return report(played(job, everything, only, SETTINGS, policies_of, quick), about(quick))
 
 
-def play(job: Job, wanted: list[Work], settings: dict[str, dict[str, Kind]], policies: Callable[[Work], Policies], quick: bool) -> None:
-    """Run what is not finished yet."""
+def played(
+    job: Job, everything: list[Work], only: str | None, settings: Settings, policies: Callable[[Work], Policies], quick: bool
+) -> Cells:
+    """Run what is wanted and not finished yet: all that is finished then, by its place in the table and by seed."""
 
     def load(kind: tuple[str, int]) -> Track:
         setting, seed = kind
@@ -248,7 +242,13 @@ def play(job: Job, wanted: list[Work], settings: dict[str, dict[str, Kind]], pol
         numbers = track.run(*policies(part)(track.processors))
         return {"part": part.name} | numbers, f"accuracy {numbers['accuracy']:.3f}"
 
+    wanted = everything if quick else chosen(only, everything)
     work(job, wanted, lambda part: (part.setting, part.seed), load, run)
+    cells: Cells = {}
+    for part in everything:
+        if part.name in job.found:
+            cells.setdefault(part.cell, {})[part.seed] = job.found[part.name]
+    return cells
 
 
 def about(quick: bool = False) -> About:
