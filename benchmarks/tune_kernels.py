@@ -39,23 +39,39 @@ class Case:
     configs: list[Config]
 
 
-def forward(batch: int, inputs: int, outputs: int) -> Callable[[int, torch.dtype], tuple[Run, float]]:
+def forward(
+    batch: int, inputs: int, outputs: int
+) -> Callable[[int, torch.dtype], tuple[Run, float]]:
     def make(rows: int, dtype: torch.dtype) -> tuple[Run, float]:
-        theta = torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
+        theta = (
+            torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
+        )
         x = torch.randn(rows, batch, inputs, device="cuda", dtype=dtype)
-        weight, bias = theta[:, : inputs * outputs].view(rows, outputs, inputs), theta[:, inputs * outputs : (inputs + 1) * outputs]
+        weight, bias = (
+            theta[:, : inputs * outputs].view(rows, outputs, inputs),
+            theta[:, inputs * outputs : (inputs + 1) * outputs],
+        )
         return lambda config: linears._forward(x, weight, bias, True, config), weight.numel() * 4
 
     return make
 
 
-def backward(batch: int, inputs: int, outputs: int, wanted: bool = True) -> Callable[[int, torch.dtype], tuple[Run, float]]:
+def backward(
+    batch: int, inputs: int, outputs: int, wanted: bool = True
+) -> Callable[[int, torch.dtype], tuple[Run, float]]:
     def make(rows: int, dtype: torch.dtype) -> tuple[Run, float]:
-        theta = torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
+        theta = (
+            torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
+        )
         x, dy = (torch.randn(rows, batch, n, device="cuda", dtype=dtype) for n in (inputs, outputs))
-        weight, bias = theta[:, : inputs * outputs].view(rows, outputs, inputs), theta[:, inputs * outputs : (inputs + 1) * outputs]
+        weight, bias = (
+            theta[:, : inputs * outputs].view(rows, outputs, inputs),
+            theta[:, inputs * outputs : (inputs + 1) * outputs],
+        )
         dy *= 1e-6
-        run = lambda config: linears._backward(dy, x, weight, 1.0, wanted, weight, bias, True, config)  # noqa: E731
+        run = lambda config: linears._backward(
+            dy, x, weight, 1.0, wanted, weight, bias, True, config
+        )
         return run, weight.numel() * 8
 
     return make
@@ -81,20 +97,32 @@ class Image:
     def x(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
         shape = (self.channels, self.side, self.side)
         if self.last:
-            return torch.randn(rows, self.batch, *shape[1:], self.channels, device="cuda").to(dtype).permute(0, 1, 4, 2, 3)
+            return (
+                torch.randn(rows, self.batch, *shape[1:], self.channels, device="cuda")
+                .to(dtype)
+                .permute(0, 1, 4, 2, 3)
+            )
         return torch.randn(rows, self.batch, *shape, device="cuda").to(dtype)
 
     def dy(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(rows, self.batch, self.out, self.out, self.outputs, device="cuda").to(dtype).permute(0, 1, 4, 2, 3)
+        return (
+            torch.randn(rows, self.batch, self.out, self.out, self.outputs, device="cuda")
+            .to(dtype)
+            .permute(0, 1, 4, 2, 3)
+        )
 
     def convolve(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
         x, depth = self.x(rows, dtype), self.channels * self.kernel**2
-        w = torch.randn(rows, self.outputs, depth, device="cuda").to(dtype if self.last else torch.float32)
+        w = torch.randn(rows, self.outputs, depth, device="cuda").to(
+            dtype if self.last else torch.float32
+        )
         bias = torch.randn(rows, self.outputs, device="cuda")
         out = [self.out // 2 if self.pool else self.out] * 2
         y = convolutions._images(x, self.outputs, out, self.pool and self.last)
         more = {"size": [self.kernel] * 2, "by_tap": self.last, "relu": True, "pool": self.pool}
-        run = lambda config: convolutions._convolve(x, w, bias, [1, 1], [self.padding] * 2, y, **more, config=config)  # noqa: E731
+        run = lambda config: convolutions._convolve(
+            x, w, bias, [1, 1], [self.padding] * 2, y, **more, config=config
+        )
         return run, (x.numel() + y.numel()) * x.element_size()
 
     def back(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
@@ -102,17 +130,25 @@ class Image:
         w = torch.randn(rows, self.channels, self.outputs * self.kernel**2, device="cuda").to(dtype)
         dx, around = torch.empty_like(x), [self.kernel - 1 - self.padding] * 2
         more = {"size": [self.kernel] * 2, "by_tap": True, "gate": x}
-        run = lambda config: convolutions._convolve(dy, w, None, [1, 1], around, dx, **more, config=config)  # noqa: E731
+        run = lambda config: convolutions._convolve(
+            dy, w, None, [1, 1], around, dx, **more, config=config
+        )
         return run, (2 * x.numel() + dy.numel()) * x.element_size()
 
     def weights(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
         x, dy, which = self.x(rows, dtype), self.dy(rows, dtype), None
         if self.pool and not self.last:
             dy = dy[:, :, :, ::2, ::2]
-            which = torch.randint(0, 4, dy.permute(0, 1, 3, 4, 2).shape, device="cuda").to(torch.uint8).permute(0, 1, 4, 2, 3)
+            which = (
+                torch.randint(0, 4, dy.permute(0, 1, 3, 4, 2).shape, device="cuda")
+                .to(torch.uint8)
+                .permute(0, 1, 4, 2, 3)
+            )
             dy = common.laid_as(which, dy)
         sizes = ([self.kernel] * 2, [1, 1], [self.padding] * 2)
-        return lambda config: filters.weight_gradient(x, dy, *sizes, which, config), (x.numel() + dy.numel()) * x.element_size()
+        return lambda config: filters.weight_gradient(x, dy, *sizes, which, config), (
+            x.numel() + dy.numel()
+        ) * x.element_size()
 
 
 def product(*choices: tuple[int, ...]) -> list[Config]:
@@ -120,11 +156,19 @@ def product(*choices: tuple[int, ...]) -> list[Config]:
 
 
 FORWARD = product((32, 64, 128), (64, 128), (4,), (2, 3, 4))
-BACKWARD = product((32, 64, 128), (32, 64, 128), (4,), (1, 2)) + product((16, 32), (128, 256), (4, 8), (2, 3))
-POOLED = product((64, 128), (64,), (32,), (4, 8), (1, 2)) + product((64,), (32, 64), (32,), (4,), (2, 3))
-CONVOLVE = product((64, 128, 256), (32,), (32, 64), (4, 8), (1,)) + product((64, 128), (32,), (32,), (4, 8), (3,))
+BACKWARD = product((32, 64, 128), (32, 64, 128), (4,), (1, 2)) + product(
+    (16, 32), (128, 256), (4, 8), (2, 3)
+)
+POOLED = product((64, 128), (64,), (32,), (4, 8), (1, 2)) + product(
+    (64,), (32, 64), (32,), (4,), (2, 3)
+)
+CONVOLVE = product((64, 128, 256), (32,), (32, 64), (4, 8), (1,)) + product(
+    (64, 128), (32,), (32,), (4, 8), (3,)
+)
 THIN = product((32, 64, 128, 256), (32,), (32,), (2, 4, 8), (1,))
-WEIGHTS = product((64,), (32,), (32,), (1, 2), (1, 2, 3), (4, 8)) + product((32,), (32,), (32,), (1, 2, 4), (1, 3), (4,))
+WEIGHTS = product((64,), (32,), (32,), (1, 2), (1, 2, 3), (4, 8)) + product(
+    (32,), (32,), (32,), (1, 2, 4), (1, 3), (4,)
+)
 THIN_WEIGHTS = product((32,), (32,), (32, 64, 128), (2, 4), (1,), (8, 32))
 
 PFL1, PFL2 = Image(10, 3, 32, 32, 3, 0, False, False), Image(10, 32, 30, 64, 3, 0, True, True)
@@ -204,16 +248,29 @@ def tune(case: Case, dtype: torch.dtype) -> tuple[float, float, list[tuple[float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("word", nargs="?", default="", help="only cases whose names hold it; several, separated by commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "word",
+        nargs="?",
+        default="",
+        help="only cases whose names hold it; several, separated by commas",
+    )
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="tf32")
     parser.add_argument("--out", type=Path, help="a file for all times, as JSON")
     given = parser.parse_args()
-    chosen = [at for at, case in enumerate(CASES) if any(word in case.name for word in given.word.split(","))]
+    chosen = [
+        at
+        for at, case in enumerate(CASES)
+        if any(word in case.name for word in given.word.split(","))
+    ]
     processes = max(1, len(os.sched_getaffinity(0)) - 1)
     jobs = [(at, config) for at in chosen for config in CASES[at].configs]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(compile_some, [(jobs[start::processes], given.precision) for start in range(processes)])
+        pool.map(
+            compile_some, [(jobs[start::processes], given.precision) for start in range(processes)]
+        )
     dtype = prepare(given.precision)
     everything = {}
     print(f"{given.precision:24}{'floor':>8}{'now':>8}{'best':>8}  microseconds", flush=True)
@@ -221,7 +278,10 @@ def main() -> None:
         floor, now, found = tune(CASES[at], dtype)
         everything[CASES[at].name] = {"now": now, "all": found}
         best = "  ".join(f"{time * 1e6:.1f} {config}" for time, config in found[:4])
-        print(f"{CASES[at].name:24}{floor * 1e6:8.1f}{now * 1e6:8.1f}{found[0][0] * 1e6:8.1f}  {best}", flush=True)
+        print(
+            f"{CASES[at].name:24}{floor * 1e6:8.1f}{now * 1e6:8.1f}{found[0][0] * 1e6:8.1f}  {best}",
+            flush=True,
+        )
     if given.out:
         given.out.write_text(json.dumps(everything) + "\n")
 

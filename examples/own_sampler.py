@@ -1,4 +1,4 @@
-# Your own sampler: who moved the model most when last drawn is drawn most, and the weights keep the estimate unbiased.
+# Your own sampler: it prefers the clients that moved the model most, and stays unbiased.
 import rota
 
 
@@ -16,4 +16,5 @@ class Movers:
         return {"score": score}
 
 
-print(rota.run([rota.Task(rota.models.two_nn, rota.data.digits())], Movers(), rounds=30).summary["accuracy"])
+run = rota.run([rota.Task(rota.models.two_nn, rota.data.digits())], Movers(), rounds=30)
+print(run.summary["accuracy"])

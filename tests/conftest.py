@@ -13,7 +13,9 @@ from rota.data.federation import Federation
 torch.set_num_threads(1)
 
 
-def federation(sizes: list[int], classes: int = 3, features: int = 4, seed: int = 0, own_test: bool = False) -> Federation:
+def federation(
+    sizes: list[int], classes: int = 3, features: int = 4, seed: int = 0, own_test: bool = False
+) -> Federation:
     """Gaussian blobs, dealt to clients of the given sizes."""
     generator = np.random.default_rng(seed)
     centres = generator.normal(size=(classes, features)) * 2
@@ -32,7 +34,9 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def network(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Dropout and BatchNorm in one: everything that has a state or a stream of its own."""
-    return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, classes))
+    return nn.Sequential(
+        nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, classes)
+    )
 
 
 @pytest.fixture

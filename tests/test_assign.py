@@ -15,14 +15,35 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import rota
-from rota import recipe, registry, rng
+from rota import recipe, rng
 from rota.data.federation import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen
-from rota.sampling import SAMPLERS, FedFair, Gvr, KVib, KVibPairs, Lvr, Optimal, Random, RoundRobin, RoundRobinServer, Vre, assign, leader
+from rota.recipe import registry
+from rota.sampling import (
+    SAMPLERS,
+    FedFair,
+    Gvr,
+    KVib,
+    KVibPairs,
+    Lvr,
+    Optimal,
+    Random,
+    RoundRobin,
+    RoundRobinServer,
+    Vre,
+    assign,
+    leader,
+)
 from rota.sampling.waterfill import fill, waterfill
 
-SHARES = np.array([[0.3, 0.2, 0.1, 0.25, 0.1, 0.05], [0.5, 0.0, 0.2, 0.0, 0.25, 0.05], [0.0, 0.4, 0.1, 0.2, 0.0, 0.3]])
+SHARES = np.array(
+    [
+        [0.3, 0.2, 0.1, 0.25, 0.1, 0.05],
+        [0.5, 0.0, 0.2, 0.0, 0.25, 0.05],
+        [0.0, 0.4, 0.1, 0.2, 0.0, 0.3],
+    ]
+)
 
 
 class Case(NamedTuple):
@@ -43,17 +64,23 @@ class Case(NamedTuple):
 
     @property
     def rates(self) -> Array:
-        return (assign.distinct if self.distinct else assign.by_processor)(self.scores, self.most, self.budget, self.shares)
+        return (assign.distinct if self.distinct else assign.by_processor)(
+            self.scores, self.most, self.budget, self.shares
+        )
 
     def variance(self, rates: Array) -> float:
         """sum a^2 (1 / rate - 1 / B), B = 1 where a model is drawn once: that of the estimates, if the scores are share * norm."""
         some = self.scores > 0
         processors = np.ones(len(self.able)) if self.distinct else self.processors
-        return float((self.scores**2 * (1 / np.where(some, rates, 1.0) - 1 / processors))[some].sum())
+        return float(
+            (self.scores**2 * (1 / np.where(some, rates, 1.0) - 1 / processors))[some].sum()
+        )
 
 
 @st.composite
-def cases(draw: st.DrawFn, spread: float = 60.0, zeros: bool = True, clients: int = 6, models: int = 4) -> Case:
+def cases(
+    draw: st.DrawFn, spread: float = 60.0, zeros: bool = True, clients: int = 6, models: int = 4
+) -> Case:
     """Zeros, ties, missing models, clients without any, caps, and budgets up to a little more than all that is possible."""
     shape = (draw(st.integers(1, models)), draw(st.integers(1, clients)))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -61,7 +88,9 @@ def cases(draw: st.DrawFn, spread: float = 60.0, zeros: bool = True, clients: in
     assume(owns.any())
     score = np.exp(spread * generator.uniform(-1, 1, shape))
     ties = generator.random(shape) < draw(st.sampled_from([0.0, 0.5, 1.0]))
-    nothing = generator.random(shape) < draw(st.sampled_from([0.0, 0.3, 1.0]) if zeros else st.just(0.0))
+    nothing = generator.random(shape) < draw(
+        st.sampled_from([0.0, 0.3, 1.0]) if zeros else st.just(0.0)
+    )
     processors = generator.integers(1, 4, shape[1])
     caps = generator.uniform(0.05, 3.5, shape[1]) if draw(st.booleans()) else np.inf
     case = Case(
@@ -72,7 +101,9 @@ def cases(draw: st.DrawFn, spread: float = 60.0, zeros: bool = True, clients: in
         1.0,
         draw(st.booleans()),
     )
-    return case._replace(budget=draw(st.floats(0.01, 1.0) | st.sampled_from([1.0, 1.1])) * float(case.able.sum()))
+    return case._replace(
+        budget=draw(st.floats(0.01, 1.0) | st.sampled_from([1.0, 1.1])) * float(case.able.sum())
+    )
 
 
 def check_feasible(case: Case, rates: Array) -> None:
@@ -103,20 +134,28 @@ def bisected(case: Case) -> Array:
         log = np.where(owns, np.log(case.scores), -np.inf)
     ends = (np.full(owns.shape[1], -200.0), np.full(owns.shape[1], 200.0))
     if case.distinct:
-        own = level_of(lambda level: np.exp(np.minimum(0, log - level)).sum(axis=0), case.able, *ends)
+        own = level_of(
+            lambda level: np.exp(np.minimum(0, log - level)).sum(axis=0), case.able, *ends
+        )
 
         def rates(level: Array) -> Array:
             return np.exp(np.minimum(0, log - np.maximum(level, own)))
 
     else:
-        total = np.log(np.maximum(case.scores.sum(axis=0), 1e-300)) - np.log(case.processors)  # of one processor
-        limit = np.log(case.able / case.processors, where=case.able > 0, out=np.full(len(total), -np.inf))
+        total = np.log(np.maximum(case.scores.sum(axis=0), 1e-300)) - np.log(
+            case.processors
+        )  # of one processor
+        limit = np.log(
+            case.able / case.processors, where=case.able > 0, out=np.full(len(total), -np.inf)
+        )
         split = case.scores / np.maximum(case.scores.sum(axis=0), 1e-300)
 
         def rates(level: Array) -> Array:
             return case.processors * np.exp(np.minimum(limit, total - level)) * split
 
-    level = level_of(lambda level: rates(level).sum(), np.array(case.budget), np.array(-200.0), np.array(200.0))
+    level = level_of(
+        lambda level: rates(level).sum(), np.array(case.budget), np.array(-200.0), np.array(200.0)
+    )
     return rates(level)
 
 
@@ -139,7 +178,9 @@ def test_rates_are_in_proportion_wherever_they_are_free_to_be(case: Case) -> Non
     rates = case.rates
     check_feasible(case, rates)
     some = (case.scores > 0) & (rates > 1e-200)
-    level = np.log(case.scores, where=some, out=np.zeros_like(rates)) - np.log(rates, where=some, out=np.zeros_like(rates))
+    level = np.log(case.scores, where=some, out=np.zeros_like(rates)) - np.log(
+        rates, where=some, out=np.zeros_like(rates)
+    )
     clients = np.flatnonzero(some.any(axis=0))
     bound = rates.sum(axis=0) >= case.able * (1 - 1e-9)
     free = some & (rates < 1 - 1e-9) if case.distinct else some
@@ -147,7 +188,9 @@ def test_rates_are_in_proportion_wherever_they_are_free_to_be(case: Case) -> Non
     if len(common):
         assert np.ptp(common) <= 1e-7
         lowest = common.mean() - 1e-7
-        assert (level[free & bound] >= lowest).all(), "a client at its bound would take no less at the common level"
+        assert (level[free & bound] >= lowest).all(), (
+            "a client at its bound would take no less at the common level"
+        )
     for i in clients:
         mine = level[free[:, i], i]
         assert len(mine) == 0 or np.ptp(mine) <= 1e-7, "a client's models are in proportion"
@@ -194,13 +237,18 @@ def test_drawing_a_model_once_is_never_worse_than_by_processors(case: Case) -> N
     once = case._replace(distinct=True)
     once = once._replace(budget=min(case.budget, float(once.able.sum())))
     several = once._replace(distinct=False)
-    assert once.variance(once.rates) <= several.variance(several.rates) * (1 + 1e-9) + 1e-9 * (once.scores**2).sum()
+    assert (
+        once.variance(once.rates)
+        <= several.variance(several.rates) * (1 + 1e-9) + 1e-9 * (once.scores**2).sum()
+    )
 
 
 @settings(deadline=None, max_examples=200)
 @given(cases())
 def test_one_processor_each_is_the_same_either_way(case: Case) -> None:
-    one = case._replace(processors=np.ones_like(case.processors), most=np.minimum(case.most, 1.0), distinct=False)
+    one = case._replace(
+        processors=np.ones_like(case.processors), most=np.minimum(case.most, 1.0), distinct=False
+    )
     one = one._replace(budget=min(case.budget, float(one.able.sum())))
     assert one._replace(distinct=True).rates == pytest.approx(one.rates, rel=1e-9, abs=1e-15)
 
@@ -211,7 +259,10 @@ def test_one_model_is_water_filling(case: Case) -> None:
     one = case._replace(most=np.ones(len(case.most)))
     own = case.shares[0] > 0
     for distinct in (False, True):
-        np.testing.assert_array_equal(one._replace(distinct=distinct).rates[0, own], waterfill(case.scores[0, own], case.budget))
+        np.testing.assert_array_equal(
+            one._replace(distinct=distinct).rates[0, own],
+            waterfill(case.scores[0, own], case.budget),
+        )
 
 
 def test_rates_by_hand() -> None:
@@ -221,18 +272,30 @@ def test_rates_by_hand() -> None:
     rates = assign.by_processor(scores, np.ones(3), 2.0, shares)
     assert rates == pytest.approx(np.array([[1 / 9, 2 / 9, 1], [2 / 9, 4 / 9, 0]]))
     rates = assign.by_processor(scores, np.array([1.0, 1.0, 2.0]), 2.0, shares)
-    assert rates == pytest.approx(np.array([[2 / 21, 4 / 21, 24 / 21], [4 / 21, 8 / 21, 0]])), "two processors: more than once"
+    assert rates == pytest.approx(np.array([[2 / 21, 4 / 21, 24 / 21], [4 / 21, 8 / 21, 0]])), (
+        "two processors: more than once"
+    )
     rates = assign.distinct(scores, np.array([1.0, 1.0, 2.0]), 2.0, shares)
-    assert rates == pytest.approx(np.array([[1 / 9, 2 / 9, 1], [2 / 9, 4 / 9, 0]])), "but once at most"
+    assert rates == pytest.approx(np.array([[1 / 9, 2 / 9, 1], [2 / 9, 4 / 9, 0]])), (
+        "but once at most"
+    )
     rates = assign.by_processor(scores, np.array([1.0, 1.0, 0.5]), 2.0, shares)
-    assert rates == pytest.approx(np.array([[1 / 6, 1 / 3, 0.5], [1 / 3, 2 / 3, 0]])), "an upload in every second round"
+    assert rates == pytest.approx(np.array([[1 / 6, 1 / 3, 0.5], [1 / 3, 2 / 3, 0]])), (
+        "an upload in every second round"
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-312, 1e-200, 1e200])
 def test_rates_do_not_depend_on_the_scale(scale: float) -> None:
-    scores, most, shares = np.array([[4.0, 2.0, 8.0], [1.0, 2.0, 4.0]]), np.array([2.0, 1.0, 1.5]), np.full((2, 3), 1 / 3)
+    scores, most, shares = (
+        np.array([[4.0, 2.0, 8.0], [1.0, 2.0, 4.0]]),
+        np.array([2.0, 1.0, 1.5]),
+        np.full((2, 3), 1 / 3),
+    )
     for rates in (assign.by_processor, assign.distinct):
-        np.testing.assert_allclose(rates(scale * scores, most, 2.0, shares), rates(scores, most, 2.0, shares), rtol=1e-9)
+        np.testing.assert_allclose(
+            rates(scale * scores, most, 2.0, shares), rates(scores, most, 2.0, shares), rtol=1e-9
+        )
 
 
 def test_the_capped_and_the_small() -> None:
@@ -240,13 +303,23 @@ def test_the_capped_and_the_small() -> None:
     two = np.array([2.0, 2.0])
     assert assign.capped(np.array([1.0, 1e17]), two, 2.0) == pytest.approx([2e-17, 2], rel=1e-12)
     assert assign.capped(np.array([1.0, 1e17]), two, 3.0) == pytest.approx([1, 2], rel=1e-12)
-    assert assign.capped(np.array([1.0, 3.0]), two, 60.0).tolist() == [2, 2], "nobody is left for the rest"
-    assert assign.capped(np.array([1e-150, 1e150]), np.array([1.0, 0.5]), 1.2) == pytest.approx([0.7, 0.5], rel=1e-12)
-    assert assign.capped(np.array([0.0, 1, 0]), np.array([0.5, 2, 1.5]), 3.0) == pytest.approx([0.25, 2, 0.75])
-    assert assign.capped(np.array([0.0, 1, 0]), np.array([0.5, 2, 1.5]), 9.0) == pytest.approx([0.5, 2, 1.5])
+    assert assign.capped(np.array([1.0, 3.0]), two, 60.0).tolist() == [2, 2], (
+        "nobody is left for the rest"
+    )
+    assert assign.capped(np.array([1e-150, 1e150]), np.array([1.0, 0.5]), 1.2) == pytest.approx(
+        [0.7, 0.5], rel=1e-12
+    )
+    assert assign.capped(np.array([0.0, 1, 0]), np.array([0.5, 2, 1.5]), 3.0) == pytest.approx(
+        [0.25, 2, 0.75]
+    )
+    assert assign.capped(np.array([0.0, 1, 0]), np.array([0.5, 2, 1.5]), 9.0) == pytest.approx(
+        [0.5, 2, 1.5]
+    )
     assert assign.capped(np.zeros(0), np.zeros(0), 1.0).shape == (0,)
     fractions = np.array([0.1, 0.2, 0.3, 1.0])
-    assert assign.capped(np.array([1e20, 1e20, 1e20, 1]), fractions, 0.6) == pytest.approx([0.1, 0.2, 0.3, 0], abs=1e-15)
+    assert assign.capped(np.array([1e20, 1e20, 1e20, 1]), fractions, 0.6) == pytest.approx(
+        [0.1, 0.2, 0.3, 0], abs=1e-15
+    )
 
 
 # --- the draws, by all their outcomes
@@ -278,7 +351,9 @@ class Moments(NamedTuple):
 
 def intervals(ends: Array) -> tuple[Array, Array]:
     """Where a uniform number makes no difference to what is hit: lengths and middles, [clients, models + 1]."""
-    cuts = np.sort(np.vstack([np.zeros((1, ends.shape[1])), ends % 1, np.ones((1, ends.shape[1]))]), axis=0)
+    cuts = np.sort(
+        np.vstack([np.zeros((1, ends.shape[1])), ends % 1, np.ones((1, ends.shape[1]))]), axis=0
+    )
     return np.diff(cuts, axis=0).T, ((cuts[1:] + cuts[:-1]) / 2).T
 
 
@@ -297,7 +372,9 @@ def starts(rates: Array, processors: Array, distinct: bool) -> Iterator[tuple[Ar
         yield chance, np.concatenate([middle[i, list(pick[: count[i]])] for i in clients])
 
 
-def enumerate_draws(rates: Array, processors: Array, distinct: bool, shares: Array, draw: Any, other: Any = None) -> Moments:
+def enumerate_draws(
+    rates: Array, processors: Array, distinct: bool, shares: Array, draw: Any, other: Any = None
+) -> Moments:
     """The moments of `draw`(generator) -> Plan, exactly; no client draws more than it may."""
     out = Moments(*np.zeros((4, *shares.shape)))
     total, most = 0.0, np.ceil(rates.sum(axis=0) - 1e-9)
@@ -315,7 +392,11 @@ def enumerate_draws(rates: Array, processors: Array, distinct: bool, shares: Arr
         assert times == pytest.approx(np.rint(times))
         assert not distinct or times == pytest.approx(1)
         assert (drawn <= (most if distinct else processors) + 1e-9).all()
-        expected = rates[at] if distinct else 1 - (1 - rates[at] / processors[plan.client]) ** processors[plan.client]
+        expected = (
+            rates[at]
+            if distinct
+            else 1 - (1 - rates[at] / processors[plan.client]) ** processors[plan.client]
+        )
         assert plan.probability == pytest.approx(expected)
     assert total == pytest.approx(1)
     return out
@@ -329,7 +410,9 @@ def check_draws(rates: Array, processors: Array, distinct: bool, shares: Array, 
     assert not found.weight[~some].any()
     assert found.chance == pytest.approx(1 - (1 - rates / count) ** count, rel=1e-9)
     variance = shares**2 * (1 / np.where(some, rates, 1) - 1 / count)
-    assert (found.square - found.weight**2)[some] == pytest.approx(variance[some], rel=1e-9, abs=1e-12)
+    assert (found.square - found.weight**2)[some] == pytest.approx(
+        variance[some], rel=1e-9, abs=1e-12
+    )
 
 
 @settings(deadline=None, max_examples=100)
@@ -338,17 +421,32 @@ def test_draws_are_unbiased_by_enumeration(case: Case) -> None:
     rates = case.rates
     rates[rates < 1e-6] = 0  # which no interval is wide enough to show
     one = assign.draw_distinct if case.distinct else assign.draw_processors
-    check_draws(rates, case.processors, case.distinct, case.shares, lambda script: one(rates, case.processors, case.shares, script))
+    check_draws(
+        rates,
+        case.processors,
+        case.distinct,
+        case.shares,
+        lambda script: one(rates, case.processors, case.shares, script),
+    )
 
 
 def test_whole_plans_are_unbiased_by_enumeration() -> None:
     """All clients together, with every combination of their outcomes."""
     processors, shares = np.array([2, 1, 1]), SHARES[:2, :3]
     for distinct in (False, True):
-        rates = Case(np.array([[1.0, 2, 1], [3, 0, 2]]), shares, processors, processors.astype(float), 2.5, distinct).rates
+        rates = Case(
+            np.array([[1.0, 2, 1], [3, 0, 2]]),
+            shares,
+            processors,
+            processors.astype(float),
+            2.5,
+            distinct,
+        ).rates
         draw = assign.draw_distinct if distinct else assign.draw_processors
         columns = np.arange(3) if distinct else np.repeat(np.arange(3), processors)
-        length, middle = intervals(np.cumsum(rates / (1 if distinct else processors), axis=0)[:, columns])
+        length, middle = intervals(
+            np.cumsum(rates / (1 if distinct else processors), axis=0)[:, columns]
+        )
         weight, total = np.zeros(shares.shape), 0.0
         for pick in itertools.product(range(3), repeat=len(columns)):
             chance = float(length[np.arange(len(columns)), pick].prod())
@@ -364,15 +462,27 @@ def test_the_ends_of_the_unit_interval() -> None:
     """What is certain is drawn at 0 and just below 1, what is impossible never; sums that are rounded up are no further model."""
     for start in (0.0, 0.5, 1 - 2**-53):
         at = np.array([start])
-        assert assign.systematic(np.array([[0.0], [1.0], [0.0]]), 1, at).tolist() == [[False], [True], [False]]
+        assert assign.systematic(np.array([[0.0], [1.0], [0.0]]), 1, at).tolist() == [
+            [False],
+            [True],
+            [False],
+        ]
         over = np.array([[0.4], [0.6 + 2**-52], [0.0]])
         assert over.sum() > 1
         assert assign.systematic(over, 1, at).sum() <= 1
         plan = assign.draw_processors(over, np.array([1]), np.full((3, 1), 0.5), Scripted(at))  # type: ignore[arg-type]
         assert len(plan) == 1
     two = np.array([[1.0], [0.5], [0.5]])
-    assert assign.systematic(two, np.array([2]), np.array([0.4])).tolist() == [[True], [True], [False]]
-    assert assign.systematic(two, np.array([2]), np.array([0.6])).tolist() == [[True], [False], [True]]
+    assert assign.systematic(two, np.array([2]), np.array([0.4])).tolist() == [
+        [True],
+        [True],
+        [False],
+    ]
+    assert assign.systematic(two, np.array([2]), np.array([0.6])).tolist() == [
+        [True],
+        [False],
+        [True],
+    ]
 
 
 @pytest.mark.parametrize("processors", [(1, 1, 1), (2, 1, 3)])
@@ -395,13 +505,20 @@ def test_random_is_unbiased_by_enumeration(processors: tuple[int, ...]) -> None:
 
 
 def test_s0s_mix_of_processors() -> None:
-    assert np.unique(assign.mixed(np.ones((3, 120))), return_counts=True)[1].tolist() == [30, 60, 30]
+    assert np.unique(assign.mixed(np.ones((3, 120))), return_counts=True)[1].tolist() == [
+        30,
+        60,
+        30,
+    ]
     assert np.unique(assign.mixed(np.ones((5, 8)), seed=1)).tolist() == [1, 3, 5]
     lacking = assign.mixed(SHARES)
     assert (lacking <= (SHARES > 0).sum(axis=0)).all()
     assert (lacking >= 1).all()
     np.testing.assert_array_equal(Gvr(3, "mixed").init(SHARES, 9)["processors"], lacking)
-    others = [assign.mixed(np.random.default_rng(split).dirichlet(np.ones(120), 3)).tolist() for split in range(4)]
+    others = [
+        assign.mixed(np.random.default_rng(split).dirichlet(np.ones(120), 3)).tolist()
+        for split in range(4)
+    ]
     assert len({tuple(each) for each in others}) == 4  # another split, other clients
 
 
@@ -411,10 +528,24 @@ def test_s0s_mix_of_processors() -> None:
 def told(plan: Plan, norm: Array, loss: Array | None = None, pace: Array | float = 1.0) -> Seen:
     at, rows = (plan.model, plan.client), len(plan)
     losses = np.ones(rows) if loss is None else loss[at]
-    return Seen(norm[at], losses, np.ones(rows), np.ones(rows), [""] * rows, None, pace if isinstance(pace, float) else pace[plan.model])
+    return Seen(
+        norm[at],
+        losses,
+        np.ones(rows),
+        np.ones(rows),
+        [""] * rows,
+        None,
+        pace if isinstance(pace, float) else pace[plan.model],
+    )
 
 
-def asked(sampler: Any, norm: Array, loss: Array | None = None, pace: Array | float = 1.0, shares: Array = SHARES) -> Any:
+def asked(
+    sampler: Any,
+    norm: Array,
+    loss: Array | None = None,
+    pace: Array | float = 1.0,
+    shares: Array = SHARES,
+) -> Any:
     state = sampler.init(shares, 50)
     rows = sampler.ask(state, shares, rng.generator(0)).rows
     return sampler.hear(state, rows, told(rows, norm, loss, pace))
@@ -429,16 +560,24 @@ def test_scores() -> None:
     for distinct, best in ((False, assign.by_processor), (True, assign.distinct)):
         options: dict[str, Any] = {"budget": 4, "processors": 2, "distinct": distinct}
         per_rate = best(SHARES * NORM / pace[:, None], most, 4, SHARES)
-        assert Gvr(**options).rates(asked(Gvr(**options), NORM, pace=pace), SHARES) == pytest.approx(per_rate)
+        assert Gvr(**options).rates(
+            asked(Gvr(**options), NORM, pace=pace), SHARES
+        ) == pytest.approx(per_rate)
         plain = Gvr(**options, per_rate=False)
-        assert plain.rates(asked(plain, NORM, pace=pace), SHARES) == pytest.approx(best(SHARES * NORM, most, 4, SHARES))
+        assert plain.rates(asked(plain, NORM, pace=pace), SHARES) == pytest.approx(
+            best(SHARES * NORM, most, 4, SHARES)
+        )
         even = assign.even(np.full(6, 2), 4, SHARES)
         for by_share, weight in ((True, SHARES), (False, SHARES > 0)):
             by_loss = Lvr(**options, by_share=by_share, mix=0.2)
             expected = 0.8 * best(weight * NORM, most, 4, SHARES) + 0.2 * even
             assert by_loss.rates(asked(by_loss, NORM, loss=NORM), SHARES) == pytest.approx(expected)
         half = np.where(np.arange(6) < 3, NORM, np.nan)
-        filled = np.where(np.arange(6) < 3, NORM / pace[:, None], (NORM / pace[:, None])[:, :3][SHARES[:, :3] > 0].mean())
+        filled = np.where(
+            np.arange(6) < 3,
+            NORM / pace[:, None],
+            (NORM / pace[:, None])[:, :3][SHARES[:, :3] > 0].mean(),
+        )
         vre = Vre(**options, mix=0.3)
         expected = 0.7 * best(SHARES * filled, most, 4, SHARES) + 0.3 * even
         assert vre.rates(asked(vre, half, pace=pace), SHARES) == pytest.approx(expected)
@@ -466,7 +605,17 @@ def test_even_rates_keep_the_bounds() -> None:
         sampler = Lvr(4, (1, 3, 2, 2, 1, 3), distinct, uploads, mix=1.0)
         state = asked(sampler, NORM, loss=0 * NORM)
         rates = sampler.rates(state, SHARES)
-        check_feasible(Case(NORM, SHARES, state["processors"], np.minimum(state["processors"], uploads), 4, distinct), rates)
+        check_feasible(
+            Case(
+                NORM,
+                SHARES,
+                state["processors"],
+                np.minimum(state["processors"], uploads),
+                4,
+                distinct,
+            ),
+            rates,
+        )
         assert (rates[SHARES > 0] > 0).all()
         for i in range(6):
             assert np.ptp(rates[SHARES[:, i] > 0, i]) == pytest.approx(0)
@@ -485,7 +634,11 @@ def test_enormous_norms_are_the_first_to_be_drawn() -> None:
 def test_kvib_over_pairs_learns_without_bias() -> None:
     """E[omega's growth] = pi^2 for every pair, by enumeration of the draws; gamma is omega's sum / (rounds * budget)."""
     pace = np.array([1.0, 0.5, 0.2])
-    for distinct, processors in ((False, (2, 1, 3, 1, 2, 1)), (True, (2, 1, 3, 1, 2, 1)), (False, 1)):
+    for distinct, processors in (
+        (False, (2, 1, 3, 1, 2, 1)),
+        (True, (2, 1, 3, 1, 2, 1)),
+        (False, 1),
+    ):
         sampler = KVibPairs(5, processors, distinct, theta=0.3)
         state = sampler.init(SHARES, 50)
         for key in range(3):
@@ -504,7 +657,9 @@ def test_kvib_over_pairs_learns_without_bias() -> None:
 
         found = enumerate_draws(rates, state["processors"], distinct, SHARES, drawn, growth)
         assert found.other == pytest.approx((SHARES * NORM / pace[:, None]) ** 2)
-    assert KVibPairs(5).init(SHARES, 50)["theta"] == pytest.approx((np.count_nonzero(SHARES) / 250) ** (1 / 3))
+    assert KVibPairs(5).init(SHARES, 50)["theta"] == pytest.approx(
+        (np.count_nonzero(SHARES) / 250) ** (1 / 3)
+    )
     first = KVibPairs(5)
     plan = first.draw(first.init(SHARES, 9), SHARES, rng.generator(0))
     learnt = first.observe(first.init(SHARES, 9), SHARES, plan, told(plan, NORM))
@@ -533,13 +688,25 @@ def test_kvib_over_pairs_learns_whom_to_draw(distinct: bool) -> None:
 
 
 @pytest.mark.parametrize("availability", [1.0, 0.7])
-@pytest.mark.parametrize(("pairs", "plain"), [(Gvr(3), Optimal(3)), (KVibPairs(2.5), KVib(2.5))], ids=["gvr", "kvib"])
-def test_with_one_model_they_are_the_samplers_of_clients(pairs: Any, plain: Any, availability: float) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "plain"), [(Gvr(3), Optimal(3)), (KVibPairs(2.5), KVib(2.5))], ids=["gvr", "kvib"]
+)
+def test_with_one_model_they_are_the_samplers_of_clients(
+    pairs: Any, plain: Any, availability: float
+) -> None:
     """Number for number: every record, and every bit of the weights. The server holds the processors beside."""
     runs = []
     for sampler in (pairs, plain):
         task = rota.Task(linear, federation([5, 12, 20, 31, 8, 17]), lr=0.2)
-        runs.append(rota.run([task], sampler, rounds=12, engine="sequential", availability=rota.Availability(chance=availability)))
+        runs.append(
+            rota.run(
+                [task],
+                sampler,
+                rounds=12,
+                engine="sequential",
+                availability=rota.Availability(chance=availability),
+            )
+        )
     for one, two in zip(runs[0].records, runs[1].records, strict=True):
         assert {**one, "server_bytes": 0} == {**two, "server_bytes": 0}
     assert runs[0].records[-1]["server_bytes"] - runs[1].records[-1]["server_bytes"] == 6 * 16
@@ -549,8 +716,20 @@ def test_with_one_model_they_are_the_samplers_of_clients(pairs: Any, plain: Any,
 
 def test_all_of_them_run() -> None:
     """Two models, of which two clients lack one, with what each sampler needs."""
-    tasks = [rota.Task(linear, federation(sizes), lr=lr) for sizes, lr in (([5, 12, 20, 31, 8, 17], 0.2), ([9, 0, 20, 0, 8, 17], 0.05))]
-    for name in ("mmfl-random", "mmfl-gvr", "mmfl-lvr", "mmfl-vre", "mmfl-kvib", "round-robin", "round-robin-server", "fedfair"):
+    tasks = [
+        rota.Task(linear, federation(sizes), lr=lr)
+        for sizes, lr in (([5, 12, 20, 31, 8, 17], 0.2), ([9, 0, 20, 0, 8, 17], 0.05))
+    ]
+    for name in (
+        "mmfl-random",
+        "mmfl-gvr",
+        "mmfl-lvr",
+        "mmfl-vre",
+        "mmfl-kvib",
+        "round-robin",
+        "round-robin-server",
+        "fedfair",
+    ):
         estimator = rota.estimate.StaleVre() if name == "mmfl-vre" else None
         sampler = SAMPLERS[name](budget=4)  # type: ignore[call-arg]
         found = rota.run(tasks, sampler, estimator=estimator, rounds=12, engine="sequential")
@@ -601,10 +780,16 @@ def test_fedfair_by_hand() -> None:
     assert chances[:, 1] == pytest.approx([1 / 17, 0, 16 / 17])
     assert FedFair(3, alpha=1).chances(state, SHARES)[:, 2] == pytest.approx(1 / 3)
     assert FedFair(3, alpha=2).chances(state, SHARES)[:, 2] == pytest.approx([1 / 7, 2 / 7, 4 / 7])
-    assert FedFair(3).chances({"loss": np.full(3, np.nan)}, SHARES)[:, 2] == pytest.approx(1 / 3), "nothing known"
-    assert FedFair(3).chances({"loss": np.array([1.0, 2.0, np.nan])}, SHARES)[:, 2] == pytest.approx([1 / 9, 4 / 9, 4 / 9])
+    assert FedFair(3).chances({"loss": np.full(3, np.nan)}, SHARES)[:, 2] == pytest.approx(1 / 3), (
+        "nothing known"
+    )
+    assert FedFair(3).chances({"loss": np.array([1.0, 2.0, np.nan])}, SHARES)[
+        :, 2
+    ] == pytest.approx([1 / 9, 4 / 9, 4 / 9])
     assert FedFair(3).chances({"loss": np.zeros(3)}, SHARES)[:, 2] == pytest.approx(1 / 3)
-    assert FedFair(3, alpha=99).chances({"loss": np.array([0.0, 1e-9, 1e9])}, SHARES)[:, 0] == pytest.approx([0, 1, 0])
+    assert FedFair(3, alpha=99).chances({"loss": np.array([0.0, 1e-9, 1e9])}, SHARES)[
+        :, 0
+    ] == pytest.approx([0, 1, 0])
     assert not FedFair(3).chances(state, SHARES * 0).any()
 
 
@@ -612,14 +797,20 @@ def test_fedfair_draws_and_learns() -> None:
     """A uniform cohort, each with the model that its number falls on; weights by shares; the models' losses by those weights."""
     sampler, state = FedFair(3), {"loss": np.array([1.0, 2.0, 4.0])}
     plan = sampler.draw(state, SHARES, Scripted(np.array([0, 2, 5]), np.array([0.1, 0.5, 0.999])))  # type: ignore[arg-type]
-    assert [*zip(plan.client.tolist(), plan.model.tolist(), strict=True)] == [(0, 0), (2, 2), (5, 2)]
+    assert [*zip(plan.client.tolist(), plan.model.tolist(), strict=True)] == [
+        (0, 0),
+        (2, 2),
+        (5, 2),
+    ]
     assert plan.probability == pytest.approx([0.5 / 5, 0.5 * 16 / 21, 0.5 * 16 / 21])
     assert plan.weight == pytest.approx([1, 0.1 / 0.4, 0.3 / 0.4])
     seen = told(plan, NORM)
     seen.loss[:] = 3.0, 1.0, 2.0
     assert sampler.observe(state, SHARES, plan, seen)["loss"] == pytest.approx([3, 2, 0.25 + 1.5])
     seen.loss[1] = np.nan
-    assert sampler.observe(state, SHARES, plan, seen)["loss"] == pytest.approx([3, 2, 2]), "one that failed says nothing"
+    assert sampler.observe(state, SHARES, plan, seen)["loss"] == pytest.approx([3, 2, 2]), (
+        "one that failed says nothing"
+    )
     chances, drawn = sampler.chances(state, SHARES), np.zeros(SHARES.shape)
     for key in range(4000):
         each = sampler.draw(state, SHARES, rng.generator(key))
@@ -634,10 +825,26 @@ def test_fedfair_draws_and_learns() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("mmfl-gvr", {"budget": 7}, "sampler.budget is 7 draws a round, but clients can do 6: give above 0, up to 6"),
-        ("mmfl-gvr", {"budget": 0}, "sampler.budget is 0 draws a round, but clients can do 6: give above 0, up to 6"),
-        ("mmfl-kvib", {"budget": 0}, "sampler.budget is 0 draws a round, but clients can do 6: give above 0, up to 6"),
-        ("mmfl-lvr", {"budget": math.nan}, "sampler.budget is nan draws a round, but clients can do 6: give above 0, up to 6"),
+        (
+            "mmfl-gvr",
+            {"budget": 7},
+            "sampler.budget is 7 draws a round, but clients can do 6: give above 0, up to 6",
+        ),
+        (
+            "mmfl-gvr",
+            {"budget": 0},
+            "sampler.budget is 0 draws a round, but clients can do 6: give above 0, up to 6",
+        ),
+        (
+            "mmfl-kvib",
+            {"budget": 0},
+            "sampler.budget is 0 draws a round, but clients can do 6: give above 0, up to 6",
+        ),
+        (
+            "mmfl-lvr",
+            {"budget": math.nan},
+            "sampler.budget is nan draws a round, but clients can do 6: give above 0, up to 6",
+        ),
         (
             "mmfl-gvr",
             {"budget": 15, "processors": 3, "distinct": True},
@@ -648,11 +855,31 @@ def test_fedfair_draws_and_learns() -> None:
             {"budget": 4, "uploads": 0.5},
             "sampler.budget is 4 draws a round, but clients can do 3: give above 0, up to 3, or set sampler.uploads higher",
         ),
-        ("mmfl-random", {"budget": 7}, "sampler.budget is 7 processors a round, but there are 6: give a number from 1 to 6"),
-        ("mmfl-random", {"budget": 0.5}, "sampler.budget is 0.5 processors a round, but there are 6: give a number from 1 to 6"),
-        ("round-robin", {"budget": 7}, "sampler.budget is 7 clients a round, but there are 6: give a number from 1 to 6"),
-        ("round-robin-server", {"budget": 0}, "sampler.budget is 0 clients a round, but there are 6: give a number from 1 to 6"),
-        ("fedfair", {"budget": 9}, "sampler.budget is 9 clients a round, but there are 6: give a number from 1 to 6"),
+        (
+            "mmfl-random",
+            {"budget": 7},
+            "sampler.budget is 7 processors a round, but there are 6: give a number from 1 to 6",
+        ),
+        (
+            "mmfl-random",
+            {"budget": 0.5},
+            "sampler.budget is 0.5 processors a round, but there are 6: give a number from 1 to 6",
+        ),
+        (
+            "round-robin",
+            {"budget": 7},
+            "sampler.budget is 7 clients a round, but there are 6: give a number from 1 to 6",
+        ),
+        (
+            "round-robin-server",
+            {"budget": 0},
+            "sampler.budget is 0 clients a round, but there are 6: give a number from 1 to 6",
+        ),
+        (
+            "fedfair",
+            {"budget": 9},
+            "sampler.budget is 9 clients a round, but there are 6: give a number from 1 to 6",
+        ),
         *(
             (
                 name,
@@ -670,12 +897,32 @@ def test_fedfair_draws_and_learns() -> None:
             )
             for uploads in (0, -1.0, math.nan, (1.0, 1.0), (1.0,) * 5 + (0.0,), "many")
         ),
-        ("mmfl-lvr", {"budget": 2, "mix": 0.0}, "sampler.mix is 0: it must be above 0 and at most 1"),
-        ("mmfl-vre", {"budget": 2, "mix": 1.5}, "sampler.mix is 1.5: it must be above 0 and at most 1"),
-        ("mmfl-kvib", {"budget": 2, "theta": 1.5}, "sampler.theta is 1.5: it must be above 0 and at most 1"),
+        (
+            "mmfl-lvr",
+            {"budget": 2, "mix": 0.0},
+            "sampler.mix is 0: it must be above 0 and at most 1",
+        ),
+        (
+            "mmfl-vre",
+            {"budget": 2, "mix": 1.5},
+            "sampler.mix is 1.5: it must be above 0 and at most 1",
+        ),
+        (
+            "mmfl-kvib",
+            {"budget": 2, "theta": 1.5},
+            "sampler.theta is 1.5: it must be above 0 and at most 1",
+        ),
         ("mmfl-kvib", {"budget": 2, "gamma": 0.0}, "sampler.gamma is 0: it must be above 0"),
-        ("fedfair", {"budget": 2, "alpha": 0.5}, "sampler.alpha is 0.5: it must be at least 1, which treats all models alike"),
-        ("fedfair", {"budget": 2, "alpha": math.nan}, "sampler.alpha is nan: it must be at least 1, which treats all models alike"),
+        (
+            "fedfair",
+            {"budget": 2, "alpha": 0.5},
+            "sampler.alpha is 0.5: it must be at least 1, which treats all models alike",
+        ),
+        (
+            "fedfair",
+            {"budget": 2, "alpha": math.nan},
+            "sampler.alpha is nan: it must be at least 1, which treats all models alike",
+        ),
     ],
 )
 def test_options_that_make_no_sense(name: str, options: dict[str, Any], sentence: str) -> None:
@@ -697,5 +944,10 @@ def test_processors_in_a_recipe() -> None:
     assert tuple(recipe.resolve(text)["sampler"]["processors"]) == (1, 2, 3)
     assert registry.fill("sampler", "samplers", Gvr, {"uploads": [1, 2.5]})["uploads"] == (1.0, 2.5)
     for wrong in ("mixt", "1.5", "[1.5]"):
-        with pytest.raises(BadInput, match=r"'sampler\.processors' is .*, but it takes a whole number or a list or one of 'mixed'"):
-            recipe.resolve(recipe.override(recipe.read("mmfl-digits"), f"sampler.processors={wrong}"))
+        with pytest.raises(
+            BadInput,
+            match=r"'sampler\.processors' is .*, but it takes a whole number or a list or one of 'mixed'",
+        ):
+            recipe.resolve(
+                recipe.override(recipe.read("mmfl-digits"), f"sampler.processors={wrong}")
+            )

@@ -14,11 +14,11 @@ from test_cli import call
 
 import rota
 from rota import recipe, rng
-from rota.availability import Availability
 from rota.data.federation import Array, Federation
 from rota.errors import BadInput
 from rota.plan import Task
 from rota.sampling import KVib, Sampler, Uniform, Vrb
+from rota.world.availability import Availability
 
 SHARES = np.array([[0.3, 0.2, 0.1, 0.25, 0.1, 0.05], [0.5, 0.0, 0.2, 0.0, 0.25, 0.05]])
 PROCESSES = {
@@ -47,11 +47,15 @@ def test_everybody_is_always_there_unless_said_otherwise() -> None:
 
 
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
-def test_clients_are_reached_with_their_chances_and_weigh_the_inverse(process: Availability) -> None:
+def test_clients_are_reached_with_their_chances_and_weigh_the_inverse(
+    process: Availability,
+) -> None:
     """Over many seeds, in rounds 1 to 9: with q_i(t) in each, whatever the memory."""
     clients, seeds = 60, 60
     weight = np.array([watch(process, 9, clients, seed) for seed in range(seeds)])
-    chance = np.array([[process.chances(clients, seed, now) for now in range(1, 10)] for seed in range(seeds)])
+    chance = np.array(
+        [[process.chances(clients, seed, now) for now in range(1, 10)] for seed in range(seeds)]
+    )
     assert ((chance > 0) & (chance < 1)).all()
     assert weight[weight > 0] == pytest.approx(1 / chance[weight > 0])
     surprise = ((weight > 0) - chance) / np.sqrt(chance * (1 - chance))
@@ -101,14 +105,23 @@ def test_a_clients_luck_is_its_own() -> None:
 def test_chances_that_are_not_known_are_estimated() -> None:
     """By the part of the rounds so far: the mean weight in round t is 1 - (1 - q)^t, soon 1."""
     clients, seeds, q = 100, 100, 0.3
-    weight = np.mean([watch(Availability(q, known=False), 12, clients, seed) for seed in range(seeds)], axis=(0, 2))
+    weight = np.mean(
+        [watch(Availability(q, known=False), 12, clients, seed) for seed in range(seeds)],
+        axis=(0, 2),
+    )
     expected = 1 - (1 - q) ** np.arange(1, 13)
     assert weight == pytest.approx(expected, abs=5 / np.sqrt(clients * seeds * q))
 
 
-@pytest.mark.parametrize("sampler", [Uniform(2), Uniform(2, "independent"), KVib(2), Vrb(2)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "sampler",
+    [Uniform(2), Uniform(2, "independent"), KVib(2), Vrb(2)],
+    ids=lambda s: type(s).__name__,
+)
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
-def test_the_estimate_is_unbiased_over_who_is_there_and_who_is_drawn(process: Availability, sampler: Sampler) -> None:
+def test_the_estimate_is_unbiased_over_who_is_there_and_who_is_drawn(
+    process: Availability, sampler: Sampler
+) -> None:
     """E[1{reached} 1{drawn} d / (q p)] = d."""
     number = 3000
     weight = np.zeros((number, *SHARES.shape))
@@ -161,13 +174,32 @@ def test_processes_that_make_no_sense(options: dict[str, Any], sentence: str) ->
 
 
 def test_in_a_recipe(tmp_path: Path) -> None:
-    settings = ["rounds=2", "availability.chance=0.5", "availability.memory=0.3", "availability.known=false"]
+    settings = [
+        "rounds=2",
+        "availability.chance=0.5",
+        "availability.memory=0.3",
+        "availability.known=false",
+    ]
     words = [word for setting in settings for word in ("--set", setting)]
-    outcome = call("run", "fedavg-digits", *words, "--engine", "sequential", "--out", tmp_path / "a")
+    outcome = call(
+        "run", "fedavg-digits", *words, "--engine", "sequential", "--out", tmp_path / "a"
+    )
     assert outcome.status == 0, outcome.err
     config = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
-    assert config["availability"] == {"chance": 0.5, "spread": 0.0, "swing": 0.0, "day": 24, "memory": 0.3, "known": False}
+    assert config["availability"] == {
+        "chance": 0.5,
+        "spread": 0.0,
+        "swing": 0.0,
+        "day": 24,
+        "memory": 0.3,
+        "known": False,
+    }
     assert recipe.resolve(tomllib.loads(tomli_w.dumps(config))) == config
     assert recipe.build(config).availability == Availability(0.5, memory=0.3, known=False)
-    outcome = call("run", "fedavg-digits", "--set", "availability.chanse=0.5", "--out", tmp_path / "b")
-    assert (outcome.status, outcome.err) == (2, "rota: unknown key 'availability.chanse': did you mean 'chance'?\n")
+    outcome = call(
+        "run", "fedavg-digits", "--set", "availability.chanse=0.5", "--out", tmp_path / "b"
+    )
+    assert (outcome.status, outcome.err) == (
+        2,
+        "rota: unknown key 'availability.chanse': did you mean 'chance'?\n",
+    )

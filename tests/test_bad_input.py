@@ -19,7 +19,6 @@ from test_cli import Outcome, call
 from torch import nn
 
 import rota
-from rota.availability import Availability
 from rota.data import files
 from rota.data.federation import Federation
 from rota.engine import Devices
@@ -27,6 +26,7 @@ from rota.errors import BadInput, did_you_mean
 from rota.estimate import Adam, FedStale, Sgd, StaleVr, Yogi
 from rota.plan import Plan, Task, checked
 from rota.sampling import SAMPLERS, Full, Gvr, PowD, Uniform, draw
+from rota.world.availability import Availability
 
 if TYPE_CHECKING:
     from nowhere import Nothing
@@ -185,8 +185,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "empty.toml").write_text("")
     (here / "notask.toml").write_text("task = 5\n")
     (here / "nodata.toml").write_text("[[task]]\nmodel = 'two_nn'\n")
-    (here / "two.toml").write_text("[[task]]\ndata = 'digits'\nmodel = 'two_nn'\n[[task]]\ndata = 'digit'\nmodel = 'two_nn'\n")
-    (here / "both.toml").write_text("[sampler]\nbudget = 3\nfraction = 0.1\n[[task]]\ndata = 'digits'\nmodel = 'two_nn'\n")
+    (here / "two.toml").write_text(
+        "[[task]]\ndata = 'digits'\nmodel = 'two_nn'\n[[task]]\ndata = 'digit'\nmodel = 'two_nn'\n"
+    )
+    (here / "both.toml").write_text(
+        "[sampler]\nbudget = 3\nfraction = 0.1\n[[task]]\ndata = 'digits'\nmodel = 'two_nn'\n"
+    )
     for folder in ("folder.toml", "busy", "damaged"):
         (here / folder).mkdir()
     (here / "busy" / "notes.txt").write_text("mine")
@@ -196,7 +200,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_every_mistake_is_one_sentence(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mistake_is_one_sentence(
+    command: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     refused(call(*command.split()), MISTAKES[command])
@@ -205,19 +211,29 @@ def test_every_mistake_is_one_sentence(command: str, place: Path, monkeypatch: p
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    refused(call("run", "fedavg-digits", "--device", "cuda", "--out", tmp_path / "a"), "device is 'cuda', but torch sees no GPU here")
+    refused(
+        call("run", "fedavg-digits", "--device", "cuda", "--out", tmp_path / "a"),
+        "device is 'cuda', but torch sees no GPU here",
+    )
     assert not (tmp_path / "a").exists()
 
 
-def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def deny(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", deny)
-    refused(call("run", "fedavg-digits", "--out", tmp_path), f"cannot use the output folder {tmp_path} (Permission denied): choose another")
+    refused(
+        call("run", "fedavg-digits", "--out", tmp_path),
+        f"cannot use the output folder {tmp_path} (Permission denied): choose another",
+    )
 
 
-def test_missing_data_without_a_network_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_without_a_network_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise URLError(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
 
@@ -226,13 +242,22 @@ def test_missing_data_without_a_network_says_what_to_do(tmp_path: Path, monkeypa
     monkeypatch.setattr(files, "SYSTEM", tmp_path / "system")
     monkeypatch.setattr(files, "urlopen", unreachable)
     outcome = call("run", "fedavg-mnist", "--out", tmp_path / "a")
-    refused(outcome, "mnist is not on this machine", "$ROTA_DATA/mnist", "or use the data 'digits' or 'synthetic', which need no files")
+    refused(
+        outcome,
+        "mnist is not on this machine",
+        "$ROTA_DATA/mnist",
+        "or use the data 'digits' or 'synthetic', which need no files",
+    )
     assert not (tmp_path / "a").exists()
 
 
 def test_a_rota_data_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROTA_DATA", str(tmp_path / "nowhere"))
-    refused(call("run", "fedavg-mnist", "--out", tmp_path / "a"), "ROTA_DATA is", "which is not a folder")
+    refused(
+        call("run", "fedavg-mnist", "--out", tmp_path / "a"),
+        "ROTA_DATA is",
+        "which is not a folder",
+    )
 
 
 # --- the user's own data, through a recipe
@@ -277,12 +302,25 @@ def another_shape(clients: list[dict[str, np.ndarray]]) -> None:
         (a_nan, "rounds=1", ("2.npz", "NaN")),
         (no_rows, "rounds=1", ("1.npz", "at least one")),
         (another_shape, "rounds=1", ("3.npz", "shape")),
-        (nothing, "task.data.classes=2", ("data 'clients': train label outside 0..1 at client 0, row 2 and in 3 more rows",)),
-        (nothing, "task.model=cnn", ("cnn takes images of shape (channels, height, width), not examples of shape (4,)",)),
+        (
+            nothing,
+            "task.data.classes=2",
+            ("data 'clients': train label outside 0..1 at client 0, row 2 and in 3 more rows",),
+        ),
+        (
+            nothing,
+            "task.model=cnn",
+            ("cnn takes images of shape (channels, height, width), not examples of shape (4,)",),
+        ),
     ],
     ids=["nan", "empty client", "shape", "labels", "model"],
 )
-def test_own_files(tmp_path: Path, change: Callable[[list[dict[str, np.ndarray]]], None], setting: str, parts: tuple[str, ...]) -> None:
+def test_own_files(
+    tmp_path: Path,
+    change: Callable[[list[dict[str, np.ndarray]]], None],
+    setting: str,
+    parts: tuple[str, ...],
+) -> None:
     write_clients(tmp_path / "clients", change)
     (tmp_path / "own.toml").write_text(
         f"sampler = 'full'\n[[task]]\nmodel = 'logistic'\n[task.data]\nname = 'folder'\npath = {json.dumps(str(tmp_path / 'clients'))}\n"
@@ -342,7 +380,13 @@ def line(**more: object) -> Task:
     """A task whose targets are real numbers."""
     generator = np.random.default_rng(0)
     pairs = [(x := generator.normal(size=(8, 4)), x.sum(axis=1)) for _ in range(3)]
-    return Task(**{"model": lambda: nn.Linear(4, 1), "data": rota.from_clients(pairs, pairs[0], name="line"), **more})  # type: ignore[arg-type]
+    return Task(
+        **{
+            "model": lambda: nn.Linear(4, 1),
+            "data": rota.from_clients(pairs, pairs[0], name="line"),
+            **more,
+        }
+    )  # type: ignore[arg-type]
 
 
 class Picky:
@@ -359,15 +403,43 @@ class Picky:
     [
         ([], {}, "there is no task: give at least one"),
         (task(), {}, "tasks are a list of rota.Task: give one"),
-        ([task()], {"sampler": "uniform"}, "sampler is 'uniform': give an object such as rota.sampling.Uniform(10)"),
-        ([task()], {"sampler": rota.sampling.Uniform}, "sampler is <class 'rota.sampling.uniform.Uniform'>: give an object"),
-        ([task()], {"estimator": rota.sampling.Full()}, "estimator is Full(): give an object such as rota.estimate.FedAvg()"),
+        (
+            [task()],
+            {"sampler": "uniform"},
+            "sampler is 'uniform': give an object such as rota.sampling.Uniform(10)",
+        ),
+        (
+            [task()],
+            {"sampler": rota.sampling.Uniform},
+            "sampler is <class 'rota.sampling.uniform.Uniform'>: give an object",
+        ),
+        (
+            [task()],
+            {"estimator": rota.sampling.Full()},
+            "estimator is Full(): give an object such as rota.estimate.FedAvg()",
+        ),
         ([task()], {"target": [0.5]}, "target is [0.5]: it must be one number, for all models"),
-        ([task()], {"estimator": StaleVr()}, "the estimator 'stale-vr' needs the norms of all clients"),
-        ([spoilt("train", "x", 7, np.nan)], {}, "data 'blobs': train x is NaN or infinite at client 1, row 2: mend or remove it"),
-        ([spoilt("train", "x", slice(17, 19), np.inf)], {}, "train x is NaN or infinite at client 2, row 0 and in 1 more rows: mend"),
+        (
+            [task()],
+            {"estimator": StaleVr()},
+            "the estimator 'stale-vr' needs the norms of all clients",
+        ),
+        (
+            [spoilt("train", "x", 7, np.nan)],
+            {},
+            "data 'blobs': train x is NaN or infinite at client 1, row 2: mend or remove it",
+        ),
+        (
+            [spoilt("train", "x", slice(17, 19), np.inf)],
+            {},
+            "train x is NaN or infinite at client 2, row 0 and in 1 more rows: mend",
+        ),
         ([spoilt("test", "x", 5, np.nan)], {}, "test x is NaN or infinite at row 5: mend"),
-        ([spoilt("train", "y", 4, 3)], {}, "data 'blobs': train label outside 0..2 at client 0, row 4: mend or remove it"),
+        (
+            [spoilt("train", "y", 4, 3)],
+            {},
+            "data 'blobs': train label outside 0..2 at client 0, row 4: mend or remove it",
+        ),
         ([spoilt("train", "y", 4, -1)], {}, "train label outside 0..2 at client 0, row 4"),
         ([spoilt("test", "y", 0, 9)], {}, "test label outside 0..2 at row 0"),
         (
@@ -375,7 +447,11 @@ class Picky:
             {},
             "client 1 has no training examples (2 of 4 clients have none): leave such clients out, or lower partition.missing",
         ),
-        ([task(), task(data=federation([5, 12]))], {}, "task 'blobs-0' has 3 clients, 'blobs-1' 2: all tasks of a run must have the same"),
+        (
+            [task(), task(data=federation([5, 12]))],
+            {},
+            "task 'blobs-0' has 3 clients, 'blobs-1' 2: all tasks of a run must have the same",
+        ),
         (
             [task(name="a"), replace(spoilt("train", "x", 7, np.nan), name="b")],
             {},
@@ -383,13 +459,37 @@ class Picky:
         ),
         ([task(name="a"), task(name="a-0"), task(name="a")], {}, "two tasks share the name 'a'"),
         ([task(), task(), task(name="blobs-0")], {}, "two tasks share the name 'blobs-0'"),
-        ([task(model=lambda: nn.Linear(5, 3))], {}, "task 'blobs': the model does not fit examples of shape (4,): mat1 and mat2 shapes"),
-        ([task(model=failing)], {}, "task 'blobs': the model does not fit examples of shape (4,): 'width'"),
-        ([task(model=lambda: nn.Linear(4, 2))], {}, "task 'blobs': the model has 2 outputs but the data have 3 classes"),
-        ([task(model=lambda: Pair(4, 3))], {}, "task 'blobs': the model gives a tuple: it must give one tensor"),
+        (
+            [task(model=lambda: nn.Linear(5, 3))],
+            {},
+            "task 'blobs': the model does not fit examples of shape (4,): mat1 and mat2 shapes",
+        ),
+        (
+            [task(model=failing)],
+            {},
+            "task 'blobs': the model does not fit examples of shape (4,): 'width'",
+        ),
+        (
+            [task(model=lambda: nn.Linear(4, 2))],
+            {},
+            "task 'blobs': the model has 2 outputs but the data have 3 classes",
+        ),
+        (
+            [task(model=lambda: Pair(4, 3))],
+            {},
+            "task 'blobs': the model gives a tuple: it must give one tensor",
+        ),
         ([task(model=frozen)], {}, "task 'blobs': the model has no parameters to train"),
-        ([task(loss=nn.CrossEntropyLoss())], {}, "the loss must give one number an example, shape (2,), and gives ()"),
-        ([task(loss=lambda outputs, targets: outputs @ targets)], {}, "task 'blobs': the loss does not take the model's outputs"),
+        (
+            [task(loss=nn.CrossEntropyLoss())],
+            {},
+            "the loss must give one number an example, shape (2,), and gives ()",
+        ),
+        (
+            [task(loss=lambda outputs, targets: outputs @ targets)],
+            {},
+            "task 'blobs': the loss does not take the model's outputs",
+        ),
         (
             [task(loss=lambda outputs, targets: [outputs, targets])],
             {},
@@ -400,13 +500,21 @@ class Picky:
             {},
             "the score must give one number an example, shape (2,), and gives (2, 3)",
         ),
-        ([task(score=lambda outputs: outputs)], {}, "task 'blobs': the score does not take the model's outputs: <lambda>() takes 1"),
+        (
+            [task(score=lambda outputs: outputs)],
+            {},
+            "task 'blobs': the score does not take the model's outputs: <lambda>() takes 1",
+        ),
         (
             [line()],
             {},
             "task 'line': the targets are real numbers, of which accuracy says nothing: give score a function that gives one number",
         ),
-        ([line(loss=squares)], {}, "such as lambda outputs, targets: -(outputs - targets) ** 2, or give class labels as whole numbers"),
+        (
+            [line(loss=squares)],
+            {},
+            "such as lambda outputs, targets: -(outputs - targets) ** 2, or give class labels as whole numbers",
+        ),
         (
             [line(score=squares)],
             {},
@@ -418,21 +526,49 @@ class Picky:
         ([task(steps=0)], {}, "task 'blobs': steps is 0: it must be at least 1"),
         ([task(prox=-0.1)], {}, "task 'blobs': prox is -0.1: it must be at least 0"),
         ([task()], {"rounds": 0}, "rounds is 0: it must be at least 1"),
-        ([task()], {"target": 97}, "target is 97: it must be an accuracy above 0 and up to 1 (97 % is 0.97)"),
-        ([task()], {"sampler": rota.sampling.Uniform(budget=4)}, "sampler.budget is 4 clients a round, but there are 3"),
+        (
+            [task()],
+            {"target": 97},
+            "target is 97: it must be an accuracy above 0 and up to 1 (97 % is 0.97)",
+        ),
+        (
+            [task()],
+            {"sampler": rota.sampling.Uniform(budget=4)},
+            "sampler.budget is 4 clients a round, but there are 3",
+        ),
         ([task()], {"devices": Devices(mbps=-1)}, "devices.mbps is -1: it must be above 0"),
         ([task()], {"devices": Devices(spread=-1)}, "devices.spread is -1: it must be at least 0"),
-        ([task(momentum=1.0)], {}, "task 'blobs': momentum is 1.0: it must be at least 0 and below 1"),
+        (
+            [task(momentum=1.0)],
+            {},
+            "task 'blobs': momentum is 1.0: it must be at least 0 and below 1",
+        ),
         ([task()], {"rounds": np.int64(0)}, "rounds is 0: it must be at least 1"),
         ([task()], {"server": Sgd(lr=-1)}, "server.lr is -1: it must be above 0"),
         ([task()], {"server": Sgd(lr=0)}, "server.lr is 0: it must be above 0"),
-        ([task()], {"server": Sgd(momentum=-1)}, "server.momentum is -1: it must be at least 0 and below 1"),
-        ([task()], {"server": Adam(beta1=2)}, "server.beta1 is 2: it must be at least 0 and below 1"),
+        (
+            [task()],
+            {"server": Sgd(momentum=-1)},
+            "server.momentum is -1: it must be at least 0 and below 1",
+        ),
+        (
+            [task()],
+            {"server": Adam(beta1=2)},
+            "server.beta1 is 2: it must be at least 0 and below 1",
+        ),
         ([task()], {"server": Yogi(eps=-1)}, "server.eps is -1: it must be at least 0"),
         ([task()], {"server": Picky()}, "server: my rate is too high"),
-        ([task()], {"engine": "seqential"}, "unknown engine 'seqential': did you mean 'sequential'?"),
+        (
+            [task()],
+            {"engine": "seqential"},
+            "unknown engine 'seqential': did you mean 'sequential'?",
+        ),
         ([task()], {"device": "gpu"}, "unknown device 'gpu'"),
-        ([task()], {"out": os.devnull}, "cannot write to the output folder /dev/null (File exists)"),
+        (
+            [task()],
+            {"out": os.devnull},
+            "cannot write to the output folder /dev/null (File exists)",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -459,8 +595,16 @@ def test_real_targets_with_a_score_are_taken() -> None:
 
 TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
     # (of the task, of the run, the sentence)
-    ({"optimizer": "Adam"}, {}, "task 'blobs': optimizer is 'Adam', but it takes one of 'sgd', 'adam'"),
-    ({"optimizer": "rmsprop"}, {}, "task 'blobs': optimizer is 'rmsprop', but it takes one of 'sgd', 'adam'"),
+    (
+        {"optimizer": "Adam"},
+        {},
+        "task 'blobs': optimizer is 'Adam', but it takes one of 'sgd', 'adam'",
+    ),
+    (
+        {"optimizer": "rmsprop"},
+        {},
+        "task 'blobs': optimizer is 'rmsprop', but it takes one of 'sgd', 'adam'",
+    ),
     (
         {"optimizer": torch.optim.Adam},
         {},
@@ -478,31 +622,79 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"steps": 1.0}, {}, "task 'blobs': steps is 1.0, but it takes a whole number or None"),
     ({"score": "acc"}, {}, "task 'blobs': score is 'acc', but it takes a function"),
     ({"loss": 3}, {}, "task 'blobs': loss is 3, but it takes a function"),
-    ({"model": "two_nn"}, {}, "task 'blobs': model is 'two_nn', but it takes a function or a Module"),
+    (
+        {"model": "two_nn"},
+        {},
+        "task 'blobs': model is 'two_nn', but it takes a function or a Module",
+    ),
     ({"data": None}, {}, "task '0': data is None, but it takes a Federation"),
     ({"data": [torch.zeros(9, 9)]}, {}, "task '0': data is [tensor([[0., 0., 0."),
-    ({"data": replace(federation([5, 12, 20]), classes="3")}, {}, "task 'blobs': data.classes is '3', but it takes a whole number"),  # type: ignore[arg-type]
+    (
+        {"data": replace(federation([5, 12, 20]), classes="3")},
+        {},
+        "task 'blobs': data.classes is '3', but it takes a whole number",
+    ),  # type: ignore[arg-type]
     ({"name": 3}, {}, "task '3': name is 3, but it takes a text"),
     ({}, {"sampler": Gvr(budget="2")}, "sampler.budget is '2', but it takes a number"),  # type: ignore[arg-type]
     ({}, {"sampler": Gvr(budget=None)}, "sampler.budget is None, but it takes a number"),  # type: ignore[arg-type]
     ({}, {"sampler": Gvr(budget=[3, 3])}, "sampler.budget is [3, 3], but it takes a number"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(2, distinct="yes")}, "sampler.distinct is 'yes', but it takes true or false"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(2, per_rate="no")}, "sampler.per_rate is 'no', but it takes true or false"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(2, 1.5)}, "sampler.processors is 1.5, but it takes a whole number or a list or one of 'mixed'"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(2, "mixt")}, "sampler.processors is 'mixt', but it takes a whole number or a list or one of 'mixed'"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(2, uploads="many")}, "sampler.uploads is 'many', but it takes a number or a list or None"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(2, uploads=np.array(["a"]))}, "sampler.uploads is array(['a'], dtype='<U1'), but it takes a number or a"),  # type: ignore[arg-type]
-    ({}, {"sampler": Uniform(2, "fxed")}, "sampler.procedure is 'fxed', but it takes one of 'fixed', 'independent', "),  # type: ignore[arg-type]
-    ({}, {"sampler": PowD(2, candidates=2.5)}, "sampler.candidates is 2.5, but it takes a whole number"),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": Gvr(2, distinct="yes")},
+        "sampler.distinct is 'yes', but it takes true or false",
+    ),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": Gvr(2, per_rate="no")},
+        "sampler.per_rate is 'no', but it takes true or false",
+    ),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": Gvr(2, 1.5)},
+        "sampler.processors is 1.5, but it takes a whole number or a list or one of 'mixed'",
+    ),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": Gvr(2, "mixt")},
+        "sampler.processors is 'mixt', but it takes a whole number or a list or one of 'mixed'",
+    ),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": Gvr(2, uploads="many")},
+        "sampler.uploads is 'many', but it takes a number or a list or None",
+    ),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": Gvr(2, uploads=np.array(["a"]))},
+        "sampler.uploads is array(['a'], dtype='<U1'), but it takes a number or a",
+    ),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": Uniform(2, "fxed")},
+        "sampler.procedure is 'fxed', but it takes one of 'fixed', 'independent', ",
+    ),  # type: ignore[arg-type]
+    (
+        {},
+        {"sampler": PowD(2, candidates=2.5)},
+        "sampler.candidates is 2.5, but it takes a whole number",
+    ),  # type: ignore[arg-type]
     ({}, {"estimator": FedStale(beta="1")}, "estimator.beta is '1', but it takes a number"),  # type: ignore[arg-type]
-    ({}, {"estimator": FedStale(memory=3)}, "estimator.memory is 3, but it takes one of 'device', 'cpu', 'disk'"),  # type: ignore[arg-type]
+    (
+        {},
+        {"estimator": FedStale(memory=3)},
+        "estimator.memory is 3, but it takes one of 'device', 'cpu', 'disk'",
+    ),  # type: ignore[arg-type]
     ({}, {"server": Sgd(lr="1")}, "server.lr is '1', but it takes a number"),  # type: ignore[arg-type]
     ({}, {"server": Adam(eps=None)}, "server.eps is None, but it takes a number"),  # type: ignore[arg-type]
     ({}, {"devices": Devices(mbps="20")}, "devices.mbps is '20', but it takes a number"),  # type: ignore[arg-type]
     ({}, {"devices": {"mbps": 20}}, "devices is {'mbps': 20}, but it takes a Devices"),
     ({}, {"devices": {}}, "devices is {}, but it takes a Devices"),
     ({}, {"out": 3}, "out is 3, but it takes a folder's path or None"),
-    ({}, {"availability": Availability(day=2.5)}, "availability.day is 2.5, but it takes a whole number"),  # type: ignore[arg-type]
+    (
+        {},
+        {"availability": Availability(day=2.5)},
+        "availability.day is 2.5, but it takes a whole number",
+    ),  # type: ignore[arg-type]
     ({}, {"availability": 0.5}, "availability is 0.5, but it takes an Availability"),
     ({}, {"rounds": "5"}, "rounds is '5', but it takes a whole number"),
     ({}, {"rounds": 5.0}, "rounds is 5.0, but it takes a whole number"),
@@ -517,8 +709,12 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("work", "more", "sentence"), TYPES, ids=[sentence for _, _, sentence in TYPES])
-def test_wrong_types_in_python(work: dict[str, object], more: dict[str, object], sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("work", "more", "sentence"), TYPES, ids=[sentence for _, _, sentence in TYPES]
+)
+def test_wrong_types_in_python(
+    work: dict[str, object], more: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(BadInput) as mistake:
         rota.run([task(**work)], **{"rounds": 1, "sampler": Full(), **more})  # type: ignore[arg-type]
     assert str(mistake.value).startswith(sentence)
@@ -541,7 +737,9 @@ def test_wrong_types_in_python(work: dict[str, object], more: dict[str, object],
     ],
 )
 def test_right_types_in_python(work: dict[str, object], more: dict[str, object]) -> None:
-    assert rota.run([task(**work)], **{"rounds": 1, "sampler": Full(), **more}).summary["rounds"] == 1  # type: ignore[arg-type]
+    assert (
+        rota.run([task(**work)], **{"rounds": 1, "sampler": Full(), **more}).summary["rounds"] == 1
+    )  # type: ignore[arg-type]
 
 
 class Plain:
@@ -576,7 +774,9 @@ class Loose(Plain):
     data: Federation | None = None
 
 
-@pytest.mark.parametrize("sampler", [Plain(), Unresolved("a"), Loose(), Loose(2, {"a": 1}, Plain())])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "sampler", [Plain(), Unresolved("a"), Loose(), Loose(2, {"a": 1}, Plain())]
+)  # type: ignore[arg-type]
 def test_ones_own_policies_are_checked_as_far_as_they_say_what_they_take(sampler: Plain) -> None:
     assert rota.run([task()], sampler, rounds=1).summary["rounds"] == 1
     with pytest.raises(BadInput, match=r"^sampler\.step is 'a', but it takes a whole number$"):
@@ -589,7 +789,10 @@ def test_ones_own_policies_are_checked_as_far_as_they_say_what_they_take(sampler
         ("gvr", "did you mean 'mmfl-gvr'?"),
         ("robin", "did you mean 'round-robin' or 'round-robin-server'?"),
         ("mmfl-gvrr", "did you mean 'mmfl-gvr'?"),
-        ("mmfl-foo", "did you mean 'mmfl-gvr', 'mmfl-kvib', 'mmfl-lvr', 'mmfl-random' or 'mmfl-vre'?"),
+        (
+            "mmfl-foo",
+            "did you mean 'mmfl-gvr', 'mmfl-kvib', 'mmfl-lvr', 'mmfl-random' or 'mmfl-vre'?",
+        ),
         ("", "known: aocs, avare, "),
         (None, "known: aocs, avare, "),
     ],
@@ -598,7 +801,9 @@ def test_what_was_meant(word: object, hint: str) -> None:
     assert did_you_mean(word, SAMPLERS).startswith(hint)
 
 
-def columns(client: Any = (1,), model: Any = (0,), probability: Any = (0.5,), weight: Any = (2.0,)) -> Plan:
+def columns(
+    client: Any = (1,), model: Any = (0,), probability: Any = (0.5,), weight: Any = (2.0,)
+) -> Plan:
     return Plan(*map(np.array, (client, model, probability, weight)))
 
 
@@ -606,15 +811,33 @@ def columns(client: Any = (1,), model: Any = (0,), probability: Any = (0.5,), we
     ("plan", "sentence"),
     [
         (None, "the sampler draws a NoneType: its draw must return a rota.Plan"),
-        (columns(client=[-1]), "the sampler's plan has a wrong 'client': give whole numbers from 0 to 2"),
-        (columns(client=[3]), "the sampler's plan has a wrong 'client': give whole numbers from 0 to 2"),
+        (
+            columns(client=[-1]),
+            "the sampler's plan has a wrong 'client': give whole numbers from 0 to 2",
+        ),
+        (
+            columns(client=[3]),
+            "the sampler's plan has a wrong 'client': give whole numbers from 0 to 2",
+        ),
         (columns(client=[1.0]), "the sampler's plan has a wrong 'client'"),
-        (columns(model=[2]), "the sampler's plan has a wrong 'model': give whole numbers from 0 to 1"),
-        (columns(weight=[1.0, 2.0]), "the sampler's plan has no row of numbers for 'weight': give four arrays of one length"),
+        (
+            columns(model=[2]),
+            "the sampler's plan has a wrong 'model': give whole numbers from 0 to 1",
+        ),
+        (
+            columns(weight=[1.0, 2.0]),
+            "the sampler's plan has no row of numbers for 'weight': give four arrays of one length",
+        ),
         (columns(probability=0.5), "the sampler's plan has no row of numbers for 'probability'"),
         (Plan([1], [0], [0.5], [2.0]), "the sampler's plan has no row of numbers for 'client'"),  # type: ignore[arg-type]
-        (columns(model=[1]), "the sampler draws client 1 for model 1, of which it has no data or cannot be reached"),
-        (columns(weight=[np.nan]), "the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1"),
+        (
+            columns(model=[1]),
+            "the sampler draws client 1 for model 1, of which it has no data or cannot be reached",
+        ),
+        (
+            columns(weight=[np.nan]),
+            "the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1",
+        ),
         (columns(probability=[1.5]), "the sampler's plan has wrong numbers"),
         (columns(probability=[0.0]), "the sampler's plan has wrong numbers"),
         (

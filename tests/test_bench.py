@@ -20,16 +20,17 @@ import numpy as np
 import pytest
 import torch
 
-from rota import bench, cli_commands
-from rota.bench import environment, floors, growth, systems, works
-from rota.bench.environment import Skip
-from rota.bench.page import BEGIN, END, NAMES, page, summary
-from rota.bench.peers import work as shared
-from rota.bench.systems import OWN, PEERS, System, Way
-from rota.bench.works import WORKS, Work
+from rota.cli import app as commands
 from rota.data.files import cache
 from rota.models import MODELS
 from rota.sampling import SAMPLERS
+from rota_lab import bench
+from rota_lab.bench import environment, floors, growth, systems, works
+from rota_lab.bench.environment import Skip
+from rota_lab.bench.page import BEGIN, END, NAMES, page, summary
+from rota_lab.bench.peers import work as shared
+from rota_lab.bench.systems import OWN, PEERS, System, Way
+from rota_lab.bench.works import WORKS, Work
 
 TINY: dict[str, dict[str, Any]] = {
     "2nn": {"clients": 4, "examples": 12, "cohort": 2},
@@ -40,7 +41,12 @@ TINY: dict[str, dict[str, Any]] = {
     "logistic": {"cohort": 3},
     "lstm": {"clients": 3, "examples": 4, "cohort": 2},
 }
-ALL = {"2nn": 12, "cnn": 4, "logistic": 6000, "lstm": 4}  # batches that hold all examples of any client
+ALL = {
+    "2nn": 12,
+    "cnn": 4,
+    "logistic": 6000,
+    "lstm": 4,
+}  # batches that hold all examples of any client
 COLUMNS = {"work", "system", "device", "seconds_per_round", "accuracy"}
 
 
@@ -49,7 +55,9 @@ def tiny(name: str, **more: Any) -> Work:
 
 
 @pytest.fixture(autouse=True)
-def _bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _bare(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """No data at hand, one core, one pass: tiny works, and the same ones on every machine."""
     monkeypatch.setenv("ROTA_DATA", str(tmp_path_factory.mktemp("data")))
     monkeypatch.setattr(systems, "cores", lambda: 1)
@@ -64,7 +72,7 @@ def _bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def call(*words: object) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli_commands.status(["bench", *map(str, words)])
+        status = commands.status(["bench", *map(str, words)])
     return status, out.getvalue(), err.getvalue()
 
 
@@ -72,7 +80,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[
     """Systems that take a set time by way (none: it is broken) instead of running; returns the ways as they are tried."""
     tried: list[str] = []
 
-    def play(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:  # noqa: ARG001
+    def play(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
         tried.append(way.how)
         if way.how not in seconds:
             raise Skip(f"{way.how} is broken")
@@ -133,7 +141,9 @@ def test_rota_and_the_plain_loop_train_the_same_model(
     assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=2e-3)
 
 
-def test_made_up_images_can_be_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_made_up_images_can_be_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     size = works.prepare(tiny("2nn", examples=300), tmp_path, 2, "cpu")
     script("torch_loop", monkeypatch).main(str(tmp_path), "1")
     assert size.data == "made-up mnist"
@@ -145,12 +155,25 @@ def test_made_up_text_can_be_learnt() -> None:
     assert letters.shape == (2000, 81)
     follows = np.zeros((80, 80))
     np.add.at(follows, (letters[:, :-1].ravel(), letters[:, 1:].ravel()), 1)
-    assert follows.max(1).sum() / follows.sum() > 0.6  # the likeliest next letter is right that often
+    assert (
+        follows.max(1).sum() / follows.sum() > 0.6
+    )  # the likeliest next letter is right that often
 
 
 @pytest.mark.parametrize("name", ["2nn", "logistic"])
 def test_json_is_what_the_contract_says(name: str, tmp_path: Path) -> None:
-    status, out, err = call(name, "--json", "--peers", "none", "--device", "cpu", "--rounds", 2, "--out", tmp_path / "out.json")
+    status, out, err = call(
+        name,
+        "--json",
+        "--peers",
+        "none",
+        "--device",
+        "cpu",
+        "--rounds",
+        2,
+        "--out",
+        tmp_path / "out.json",
+    )
     rows = json.loads(out)
     assert status == 0, err
     assert [row["system"] for row in rows] == ["rota-sequential", "rota-batched"]
@@ -172,10 +195,12 @@ def test_json_is_what_the_contract_says(name: str, tmp_path: Path) -> None:
     assert page["finished"]
 
 
-def test_a_bench_that_is_stopped_has_written_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_that_is_stopped_has_written_what_it_knew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[str]] = []
 
-    def play(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:  # noqa: ARG001
+    def play(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
         if out.exists():
             seen.append([row["system"] for row in json.loads(out.read_text())["results"]])
         if system.name == "torch-loop":
@@ -185,7 +210,9 @@ def test_a_bench_that_is_stopped_has_written_what_it_knew(tmp_path: Path, monkey
     out = tmp_path / "out.json"
     monkeypatch.setattr(bench, "run", play)
     with pytest.raises(KeyboardInterrupt):
-        bench.bench("2nn", device="cpu", peers=[PEERS["torch-loop"]], rounds=2, out=out, say=lambda _: None)
+        bench.bench(
+            "2nn", device="cpu", peers=[PEERS["torch-loop"]], rounds=2, out=out, say=lambda _: None
+        )
     assert seen == [["rota-sequential"], ["rota-sequential", "rota-batched"]]
     page = json.loads(out.read_text())
     assert not page["finished"]
@@ -202,8 +229,16 @@ def test_the_table_has_a_line_a_system_and_the_floors(monkeypatch: pytest.Monkey
     status, out, err = call("2nn", "--peers", "torch-loop,flower", "--device", "cpu", "--rounds", 2)
     lines = out.splitlines()
     assert status == 0, err
-    assert [line.split()[0] for line in lines[1:4]] == ["rota-sequential", "rota-batched", "torch-loop"]
-    assert [line.split()[1:3] for line in lines[1:4]] == [["3000", "1.50"], ["2000", "1.00"], ["3000", "1.50"]]
+    assert [line.split()[0] for line in lines[1:4]] == [
+        "rota-sequential",
+        "rota-batched",
+        "torch-loop",
+    ]
+    assert [line.split()[1:3] for line in lines[1:4]] == [
+        ["3000", "1.50"],
+        ["2000", "1.00"],
+        ["3000", "1.50"],
+    ]
     assert lines[4] == "flower          skipped: 1 Ray workers of 1 thread is broken"
     assert any(line.startswith("arithmetic floor") for line in lines)
     assert any(line.startswith("memory floor") for line in lines)
@@ -223,7 +258,10 @@ def test_without_a_work_it_lists_them() -> None:
         (["2n"], "unknown work '2n': did you mean '2nn'?"),
         (["2nn", "--peers", "flowr"], "unknown peer 'flowr': did you mean 'flower'?"),
         (["2nn", "--rounds", "0"], "--rounds is 0: it must be at least 1"),
-        (["2nn", "--out", "/no/such/folder/x.json"], "there is no folder /no/such/folder for --out"),
+        (
+            ["2nn", "--out", "/no/such/folder/x.json"],
+            "there is no folder /no/such/folder for --out",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], complaint: str) -> None:
@@ -257,20 +295,32 @@ def test_the_floors_are_positive(tmp_path: Path) -> None:
 
 
 def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"CLIENTS": (5, 20), "COHORTS": (1, 3), "COHORT": 2, "AMONG": 20, "FLEET": (6, 4), "TASKS": 3, "PEOPLE": 12}
+    sizes = {
+        "CLIENTS": (5, 20),
+        "COHORTS": (1, 3),
+        "COHORT": 2,
+        "AMONG": 20,
+        "FLEET": (6, 4),
+        "TASKS": 3,
+        "PEOPLE": 12,
+    }
     for name, value in sizes.items():
         monkeypatch.setattr(growth, name, value)
     status, out, err = call("growth", "--json", "--rounds", 2, "--device", "cpu")
     rows = json.loads(out)
     assert status == 0, err
-    assert [(row["model"], row["models"], row["clients"], row["cohort"], row["sampler"]) for row in rows] == [
+    assert [
+        (row["model"], row["models"], row["clients"], row["cohort"], row["sampler"]) for row in rows
+    ] == [
         *(("logistic", 1, clients, 2, "kvib") for clients in (5, 20)),
         *(("logistic", 1, 20, 3, sampler) for sampler in ("kvib", *growth.OTHERS)),
         *(("logistic", 1, 20, cohort, "kvib") for cohort in (1, 3)),
         *(("logistic", 3, 12, 3, sampler) for sampler in growth.ASSIGN),
         ("cnn", 1, 6, 4, "kvib"),
     ]
-    assert set(growth.ASSIGN) == {name for name, kind in SAMPLERS.items() if kind.__module__.startswith("rota.sampling.mmfl")}
+    assert set(growth.ASSIGN) == {
+        name for name, kind in SAMPLERS.items() if kind.__module__.startswith("rota.sampling.mmfl")
+    }
     for row in rows:
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]
@@ -279,7 +329,9 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(bench.table(result)) == 1 + len(rows) + 2
 
 
-def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def offline(command: list[str]) -> None:
         raise Skip(f"it cannot be installed here: no index has {command[-1]}")
 
@@ -299,13 +351,17 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(monkeypatch:
 
 def test_a_failed_installation_gives_the_reason_that_pip_gave() -> None:
     said = "import sys; print('noise\\nERROR: No matching distribution found for pfl\\nmore', file=sys.stderr); sys.exit(1)"
-    with pytest.raises(Skip, match=r"^it cannot be installed here: No matching distribution found for pfl$"):
+    with pytest.raises(
+        Skip, match=r"^it cannot be installed here: No matching distribution found for pfl$"
+    ):
         environment.install([sys.executable, "-c", said])
     with pytest.raises(Skip, match="it cannot be installed here"):
         environment.install(["/no/such/python"])
 
 
-def test_an_environment_is_made_once_for_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_environment_is_made_once_for_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     done: list[str] = []
 
     def make(command: list[str]) -> None:
@@ -318,7 +374,11 @@ def test_an_environment_is_made_once_for_what_it_needs(monkeypatch: pytest.Monke
     version = torch.__version__.split("+")[0]
     folder = str(tmp_path / "rota" / "bench" / "peer")
     assert environment.build("peer", ("torch", "pfl==0.6.0")) == f"{folder}/bin/python"
-    assert done == [folder, f"torch=={version}", "pfl==0.6.0"]  # torch first: it decides what pip takes for the rest
+    assert done == [
+        folder,
+        f"torch=={version}",
+        "pfl==0.6.0",
+    ]  # torch first: it decides what pip takes for the rest
     environment.build("peer", ("torch", "pfl==0.6.0"))
     assert len(done) == 3
     environment.build("peer", ("torch", "pfl==0.7.0"))
@@ -352,7 +412,9 @@ def test_a_system_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -
         systems.call([sys.executable, "-c", nap], {}, 2.0)
     child = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
     deadline = time.monotonic() + 20
-    while child.exists() and child.read_text().split()[2] != "Z":  # an orphan that is dead may wait to be reaped
+    while (
+        child.exists() and child.read_text().split()[2] != "Z"
+    ):  # an orphan that is dead may wait to be reaped
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -360,20 +422,35 @@ def test_a_system_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -
 def test_the_fastest_way_counts_and_a_broken_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = pretend(monkeypatch, {"slow": 2.0, "fair": 1.2, "fast": 1.0})
     monkeypatch.setattr(bench, "PASSES", 2)
-    monkeypatch.setattr(bench, "ways", lambda *_: [Way(how) for how in ("broken", "slow", "fair", "fast")])
+    monkeypatch.setattr(
+        bench, "ways", lambda *_: [Way(how) for how in ("broken", "slow", "fair", "fast")]
+    )
     result = bench.bench("2nn", device="cpu", peers=[], rounds=2, say=lambda _: None)
-    assert tried == ["broken", "slow", "fair", "fast"] * 2 + ["fair", "fast"] * 2  # the second pass leaves the slow one out
+    assert (
+        tried == ["broken", "slow", "fair", "fast"] * 2 + ["fair", "fast"] * 2
+    )  # the second pass leaves the slow one out
     for row in result.rows:
         assert (row["how"], row["seconds_per_round"], row["rounds"]) == ("fast", 1.0, 4)
-        assert {how: way["seconds_per_round"] for how, way in row["ways"].items()} == {"slow": 2.0, "fair": 1.2, "fast": 1.0}
+        assert {how: way["seconds_per_round"] for how, way in row["ways"].items()} == {
+            "slow": 2.0,
+            "fair": 1.2,
+            "fast": 1.0,
+        }
 
 
-def test_the_page_of_kept_results_has_every_way_of_every_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_page_of_kept_results_has_every_way_of_every_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pretend(monkeypatch, {"slow": 2.0, "fast": 1.0})
     monkeypatch.setattr(bench, "ways", lambda *_: [Way(how) for how in ("slow", "fast")])
-    bench.bench("2nn", device="cpu", peers=[], rounds=2, out=tmp_path / "one.json", say=lambda _: None)
+    bench.bench(
+        "2nn", device="cpu", peers=[], rounds=2, out=tmp_path / "one.json", say=lambda _: None
+    )
     lines = [line for line in page(tmp_path).splitlines() if line.startswith("| ")]
-    assert [line.split(" | ")[:4] for line in lines[1:3]] == [["| rota-sequential", "fast", "1000", "1.00"], ["| ", "slow", "2000", "2.00"]]
+    assert [line.split(" | ")[:4] for line in lines[1:3]] == [
+        ["| rota-sequential", "fast", "1000", "1.00"],
+        ["| ", "slow", "2000", "2.00"],
+    ]
     assert len(lines) == 1 + 2 * 2
     assert all("50.00%" in line for line in lines[1:])
 

@@ -25,8 +25,13 @@ import numpy as np
 import pytest
 
 import rota
-from rota import cli, cli_commands, cli_output, data, loop, progress, recipe, registry, reproduce
-from rota.reproduce import Result, over_seeds
+from rota import cli, data, loop, recipe
+from rota.cli import app as commands
+from rota.cli import output as cli_output
+from rota.cli import progress
+from rota.recipe import registry
+from rota_lab import reproduce
+from rota_lab.reproduce import Result, over_seeds
 
 PROGRAM = Path(sys.executable).with_name("rota")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
@@ -45,8 +50,12 @@ def call(*words: object) -> Outcome:
     """One command, in this process."""
     arguments = [str(word) for word in words]
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", ["rota", *arguments]):
-        status = cli_commands.status(arguments)
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "argv", ["rota", *arguments]),
+    ):
+        status = commands.status(arguments)
     return Outcome(status, out.getvalue(), err.getvalue())
 
 
@@ -73,7 +82,9 @@ def test_a_run_says_how_it_ended_and_where_its_report_is(done: Path) -> None:
     assert result == f"accuracy {last['accuracy']:.2%}, loss {last['loss']:.4f} after 2 rounds"
     assert report == f"report: {done / 'report.html'}"
     assert (done / "report.html").read_text().startswith("<!doctype html>")
-    assert {"config.toml", "rounds.jsonl", "summary.json", "checkpoint", "report.html"} <= {path.name for path in done.iterdir()}
+    assert {"config.toml", "rounds.jsonl", "summary.json", "checkpoint", "report.html"} <= {
+        path.name for path in done.iterdir()
+    }
 
 
 def test_json_is_alone_on_standard_output(tmp_path: Path) -> None:
@@ -82,12 +93,16 @@ def test_json_is_alone_on_standard_output(tmp_path: Path) -> None:
     assert outcome.status == 0
     assert summary["rounds"] == 2
     assert summary["folder"] == str(tmp_path / "a")
-    assert summary["accuracy"] == json.loads((tmp_path / "a" / "summary.json").read_text())["accuracy"]
+    assert (
+        summary["accuracy"] == json.loads((tmp_path / "a" / "summary.json").read_text())["accuracy"]
+    )
     assert "round 2/2" in outcome.err
 
 
 def test_a_run_of_several_models_says_how_each_of_them_does(done: Path, tmp_path: Path) -> None:
-    outcome = call("run", "mmfl-digits", "--set", "rounds=4", "--set", "evaluate=2", "--out", tmp_path / "a")
+    outcome = call(
+        "run", "mmfl-digits", "--set", "rounds=4", "--set", "evaluate=2", "--out", tmp_path / "a"
+    )
     assert outcome.status == 0, outcome.err
     mean, each, _ = outcome.out.splitlines()
     untested, tested = lines(tmp_path / "a")[2:]
@@ -96,7 +111,11 @@ def test_a_run_of_several_models_says_how_each_of_them_does(done: Path, tmp_path
     assert (tested["worst_accuracy"], tested["accuracy_spread"]) == (worst, pytest.approx(spread))
     assert untested["worst_accuracy"] is untested["accuracy_spread"] is None
     assert mean.endswith("on average over 3 models after 4 rounds")
-    assert each == ", ".join(f"{name} {value:.2%}" for name, value in accuracies.items()) + f"; worst {worst:.2%}, spread {spread:.2%}"
+    assert (
+        each
+        == ", ".join(f"{name} {value:.2%}" for name, value in accuracies.items())
+        + f"; worst {worst:.2%}, spread {spread:.2%}"
+    )
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert (summary["worst_accuracy"], summary["accuracy_spread"]) == (worst, pytest.approx(spread))
     alone = json.loads((done / "summary.json").read_text())
@@ -104,29 +123,57 @@ def test_a_run_of_several_models_says_how_each_of_them_does(done: Path, tmp_path
 
 
 def test_a_comparison_says_which_seeds_run_cannot_begin(tmp_path: Path) -> None:
-    settings = ["rounds=1", "seed=1", "task.partition.missing=0.3", "sampler.processors=1", "sampler.budget=29"]
+    settings = [
+        "rounds=1",
+        "seed=1",
+        "task.partition.missing=0.3",
+        "sampler.processors=1",
+        "sampler.budget=29",
+    ]
     words = [word for setting in settings for word in ("--set", setting)]
-    outcome = call("compare", "mmfl-digits", *words, "--vary", "sampler=mmfl-kvib", "--seeds", 2, "--out", tmp_path / "a")
+    outcome = call(
+        "compare",
+        "mmfl-digits",
+        *words,
+        "--vary",
+        "sampler=mmfl-kvib",
+        "--seeds",
+        2,
+        "--out",
+        tmp_path / "a",
+    )
     assert (outcome.status, outcome.out) == (2, "")
     said = outcome.err.splitlines()[-1]
-    assert said.startswith("rota: the run 'mmfl-kvib-seed2': sampler.budget is 29 draws a round, but clients can do 28")
+    assert said.startswith(
+        "rota: the run 'mmfl-kvib-seed2': sampler.budget is 29 draws a round, but clients can do 28"
+    )
 
 
 @pytest.mark.parametrize("name", ["mmfl-digits", "mmfl-fashion"])
-def test_the_recipes_of_several_models_have_tasks_of_their_own_on_the_same_clients(name: str) -> None:
+def test_the_recipes_of_several_models_have_tasks_of_their_own_on_the_same_clients(
+    name: str,
+) -> None:
     config = recipe.resolve(recipe.read(name))
     if not data.at_hand(config["task"][0]["data"]["name"]):
         pytest.skip("the data are not on this machine: set ROTA_DATA to the folder that holds them")
     seeds = [recipe.build({**config, "seed": seed}) for seed in range(5)]
     experiment, shares = seeds[0], seeds[0].shares
-    assert all((each.shares > 0).any(axis=0).all() and each.shares.tolist() != shares.tolist() for each in seeds[1:])
-    clients, large = shares.shape[1], round(config["task"][0]["partition"]["high"] * shares.shape[1])
+    assert all(
+        (each.shares > 0).any(axis=0).all() and each.shares.tolist() != shares.tolist()
+        for each in seeds[1:]
+    )
+    clients, large = (
+        shares.shape[1],
+        round(config["task"][0]["partition"]["high"] * shares.shape[1]),
+    )
     assert len(shares) == 3
     lacking = (shares == 0).sum(axis=0)
     assert lacking.max() == 1  # some lack one model, none two
     assert 0.05 < (lacking > 0).mean() < 0.25
     for row in shares:
-        assert row[: clients - large].max() < row[clients - large :][row[clients - large :] > 0].min()
+        assert (
+            row[: clients - large].max() < row[clients - large :][row[clients - large :] > 0].min()
+        )
     labels = [task.data.train.label_counts(10) > 0 for task in experiment.tasks]
     assert max(counts.sum(axis=1).max() for counts in labels) == 3
     assert not any((labels[0] == other).all(axis=1).mean() > 0.2 for other in labels[1:])
@@ -134,10 +181,16 @@ def test_the_recipes_of_several_models_have_tasks_of_their_own_on_the_same_clien
 
 def test_numbers_that_json_does_not_have_become_null(capsys: pytest.CaptureFixture[str]) -> None:
     cli_output.print_json({"loss": float("nan"), "bound": [float("inf"), 1.5], "name": "NaN"})
-    assert json.loads(capsys.readouterr().out) == {"loss": None, "bound": [None, 1.5], "name": "NaN"}
+    assert json.loads(capsys.readouterr().out) == {
+        "loss": None,
+        "bound": [None, 1.5],
+        "name": "NaN",
+    }
 
 
-def test_a_run_without_out_gets_a_folder_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_out_gets_a_folder_named_after_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert call("run", *SMALL).status == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -148,13 +201,23 @@ def test_a_run_without_out_gets_a_folder_named_after_the_recipe(tmp_path: Path, 
 
 def test_no_arguments_is_a_question_for_help() -> None:
     assert call("--help").out.startswith("Usage: rota")
-    with mock.patch.object(sys, "argv", ["rota"]), mock.patch.object(cli.signal, "signal"), pytest.raises(SystemExit) as ended:
+    with (
+        mock.patch.object(sys, "argv", ["rota"]),
+        mock.patch.object(cli.signal, "signal"),
+        pytest.raises(SystemExit) as ended,
+    ):
         cli.main()
     assert ended.value.code == 0
 
 
-@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS)], ids=lambda words: " ".join(words) or "rota")
-def test_help_fits_80_columns_and_keeps_its_examples_apart(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [[], *([command] for command in COMMANDS)],
+    ids=lambda words: " ".join(words) or "rota",
+)
+def test_help_fits_80_columns_and_keeps_its_examples_apart(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     outcome = call(*command, "-h")
     text = outcome.out.splitlines()
@@ -184,13 +247,15 @@ def test_help_fits_80_columns_and_keeps_its_examples_apart(command: list[str], m
         ("rota comp", "comp", {"compare"}),
     ],
 )
-def test_the_shell_completes(words: str, current: str, offered: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_completes(
+    words: str, current: str, offered: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("_ROTA_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
-        cli_commands.status([])
+        commands.status([])
     assert ended.value.code == 0
     found = set(out.getvalue().split())
     assert offered <= found
@@ -199,7 +264,9 @@ def test_the_shell_completes(words: str, current: str, offered: set[str], monkey
 
 def test_completion_works_in_a_process_of_its_own() -> None:
     more = {"_ROTA_COMPLETE": "complete_bash", "COMP_WORDS": "rota run fedp", "COMP_CWORD": "2"}
-    done = subprocess.run([PROGRAM], env=ENVIRONMENT | more, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [PROGRAM], env=ENVIRONMENT | more, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.stdout.split(), done.stderr) == (["fedprox-synthetic"], "")
 
 
@@ -224,19 +291,28 @@ def test_list_names_every_member_of_every_kind() -> None:
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{shlex.quote(str(PROGRAM))} list | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.stdout == "recipes\n0\n"
     assert done.stderr == ""
 
 
-def test_progress_that_nobody_reads_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_nobody_reads_does_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Closed(io.StringIO):
-        def write(self, text: str) -> int:  # noqa: ARG002
+        def write(self, text: str) -> int:
             raise BrokenPipeError
 
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     with contextlib.redirect_stderr(Closed()):
-        assert cli_commands.status(["run", *SMALL, "--out", str(tmp_path / "a"), "--json"]) == 0
+        assert commands.status(["run", *SMALL, "--out", str(tmp_path / "a"), "--json"]) == 0
 
 
 def test_doctor_says_what_is_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -284,8 +360,18 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def small(quick: bool) -> Result:
         """Two numbers of nobody's paper."""
-        rows = [over_seeds("rounds to 97 %", 87, [80, 90, 85]), over_seeds("accuracy", None, [0.5] if quick else [0.5, 0.7])]
-        return Result("planted", "Planted", "Some text.", rows, checks={"it works": True, "it flies": False}, quick=quick)
+        rows = [
+            over_seeds("rounds to 97 %", 87, [80, 90, 85]),
+            over_seeds("accuracy", None, [0.5] if quick else [0.5, 0.7]),
+        ]
+        return Result(
+            "planted",
+            "Planted",
+            "Some text.",
+            rows,
+            checks={"it works": True, "it flies": False},
+            quick=quick,
+        )
 
     monkeypatch.setitem(reproduce.REPRODUCTIONS, "planted", small)
 
@@ -298,7 +384,11 @@ def test_reproduce_prints_paper_against_measured(tmp_path: Path) -> None:
     assert table[0] == ["paper", "measured", "low", "high", "seeds", "quantity"]
     assert table[1] == ["87", "85", "80", "90", "3", "rounds to 97 %"]
     assert table[2] == ["-", "0.6", "0.5", "0.7", "2", "accuracy"]
-    assert outcome.out.splitlines()[3:] == ["yes: it works", "NO: it flies", f"page: {tmp_path / 'planted.md'}"]
+    assert outcome.out.splitlines()[3:] == [
+        "yes: it works",
+        "NO: it flies",
+        f"page: {tmp_path / 'planted.md'}",
+    ]
     assert (tmp_path / "planted.md").exists()
 
 
@@ -306,8 +396,22 @@ def test_reproduce_prints_paper_against_measured(tmp_path: Path) -> None:
 def test_reproduce_prints_json_for_machines(tmp_path: Path) -> None:
     outcome = call("reproduce", "planted", "--quick", "--json", "--out", tmp_path)
     assert json.loads(outcome.out) == [
-        {"quantity": "rounds to 97 %", "paper": 87, "measured": 85.0, "low": 80.0, "high": 90.0, "seeds": 3},
-        {"quantity": "accuracy", "paper": None, "measured": 0.5, "low": 0.5, "high": 0.5, "seeds": 1},
+        {
+            "quantity": "rounds to 97 %",
+            "paper": 87,
+            "measured": 85.0,
+            "low": 80.0,
+            "high": 90.0,
+            "seeds": 3,
+        },
+        {
+            "quantity": "accuracy",
+            "paper": None,
+            "measured": 0.5,
+            "low": 0.5,
+            "high": 0.5,
+            "seeds": 1,
+        },
     ]
     listed = json.loads(call("reproduce", "--json").out)
     assert {"name": "planted", "summary": "Two numbers of nobody's paper."} in listed
@@ -322,11 +426,16 @@ def test_reproduce_prints_json_for_machines(tmp_path: Path) -> None:
         (["planted", "--only", "2nn"], "--only is not for planted: leave it out"),
         (["planted", "--minutes", "3"], "--minutes is not for planted: leave it out"),
         (["planted", "--estimate"], "--estimate is not for planted, which is short: leave it out"),
-        (["fedavg-table1", "--only", "2n"], "--only names '2n', which is in no cell's name: did you mean '2nn'?"),
+        (
+            ["fedavg-table1", "--only", "2n"],
+            "--only names '2n', which is in no cell's name: did you mean '2nn'?",
+        ),
         (["plantd"], "unknown reproduction 'plantd': did you mean 'planted'?"),
     ],
 )
-def test_reproduce_refuses_what_it_does_not_take(words: list[str], complaint: str, tmp_path: Path) -> None:
+def test_reproduce_refuses_what_it_does_not_take(
+    words: list[str], complaint: str, tmp_path: Path
+) -> None:
     outcome = call("reproduce", *words, "--out", tmp_path / "a")
     assert (outcome.status, outcome.out, outcome.err) == (2, "", f"rota: {complaint}\n")
 
@@ -337,7 +446,9 @@ def test_reproduce_can_write_what_is_there_and_say_what_is_missing(tmp_path: Pat
     assert outcome.err == "the time is up: what is finished is kept\n"
     assert json.loads(outcome.out)[0]["measured"] == 0
     assert (tmp_path / "fedavg-table1.md").exists()
-    lines = call("reproduce", "fedavg-table1", "--estimate", "--only", "2nn-iid-B10-C0.5").out.splitlines()
+    lines = call(
+        "reproduce", "fedavg-table1", "--estimate", "--only", "2nn-iid-B10-C0.5"
+    ).out.splitlines()
     assert lines[1].split()[:3] == ["2nn-iid-B10-C0.5", "75", "225,000"]
 
 
@@ -357,29 +468,46 @@ def test_plain_progress_counts_the_time_left_from_what_this_process_did(
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     with progress.rounds("title", 100) as watch:
-        for round_ in range(51, 101):  # resumed at round 50; a second a round, and 3 more for the first
+        for round_ in range(
+            51, 101
+        ):  # resumed at round 50; a second a round, and 3 more for the first
             now += 4 if round_ == 51 else 1
             watch(record(round_, None if round_ % 2 else 0.5, failures=round_ == 53))
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == "title: round 51/100  2 clients"
-    assert shown[1] == "title: round 53/100  accuracy 50.00%  loss 1.2500  2 clients, 1 failed  47 s left"
+    assert (
+        shown[1]
+        == "title: round 53/100  accuracy 50.00%  loss 1.2500  2 clients, 1 failed  47 s left"
+    )
     assert shown[-1] == "title: round 100/100  accuracy 50.00%  loss 1.2500  2 clients"
     assert len(shown) == 26  # every two seconds, and the last
 
 
 def test_progress_says_the_scores_of_models_that_are_not_alike() -> None:
-    apart = {"accuracy": None, "loss": None, "models": {"a": {"accuracy": 0.5}, "b": {"accuracy": -172.25}, "c": {"accuracy": None}}}
+    apart = {
+        "accuracy": None,
+        "loss": None,
+        "models": {"a": {"accuracy": 0.5}, "b": {"accuracy": -172.25}, "c": {"accuracy": None}},
+    }
     assert progress.scores(apart) == "a 50.00%  b -172.2  c not finite"
-    assert progress.scores({"accuracy": -3.5, "loss": 3.5, "models": {"a": {"accuracy": -3.5}}}) == "accuracy -3.5  loss 3.5000"
+    assert (
+        progress.scores({"accuracy": -3.5, "loss": 3.5, "models": {"a": {"accuracy": -3.5}}})
+        == "accuracy -3.5  loss 3.5000"
+    )
     assert progress.scores({"accuracy": None, "loss": None, "models": {"a": {"trained": 3}}}) == ""
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5900, "98 min"), (6060, "1 h 41 min")])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5900, "98 min"), (6060, "1 h 41 min")],
+)
 def test_durations_in_words(seconds: float, words: str) -> None:
     assert progress.duration(seconds) == words
 
 
-def test_waiting_says_so_only_once_it_takes_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_says_so_only_once_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with progress.waiting("thinking"):
         pass
     assert capsys.readouterr().err == ""
@@ -393,7 +521,9 @@ def on_a_terminal(columns: int, *words: object) -> tuple[int, list[str]]:
     """Run a command with a terminal for its output: its status, and the lines that were shown one over the other."""
     terminal, inside = pty.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen([str(word) for word in words], env=ENVIRONMENT, stdin=inside, stdout=inside, stderr=inside)
+    process = subprocess.Popen(
+        [str(word) for word in words], env=ENVIRONMENT, stdin=inside, stdout=inside, stderr=inside
+    )
     os.close(inside)
     shown = b""
     with contextlib.suppress(OSError):  # how a terminal says that nobody is left inside
@@ -401,37 +531,65 @@ def on_a_terminal(columns: int, *words: object) -> tuple[int, list[str]]:
             shown += block
     os.close(terminal)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    return process.wait(timeout=120), [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
+    return process.wait(timeout=120), [
+        line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()
+    ]
 
 
 def test_a_person_at_a_terminal_sees_the_rounds_go_by(tmp_path: Path) -> None:
-    status, shown = on_a_terminal(80, PROGRAM, "run", "fedavg-digits", "--set", "rounds=20", "--out", tmp_path / "a")
+    status, shown = on_a_terminal(
+        80, PROGRAM, "run", "fedavg-digits", "--set", "rounds=20", "--out", tmp_path / "a"
+    )
     assert status == 0
     assert shown[0] == "loading the data ..."
     assert shown[-1] == f"report: {tmp_path / 'a' / 'report.html'}"
     live = [line for line in shown if line.startswith("fedavg-digits round")]
-    assert any(re.fullmatch(r"fedavg-digits round \d+/20 accuracy [\d.]+%  loss [\d.]+  5 clients \d+ s left", line) for line in live)
-    assert re.fullmatch(r"fedavg-digits round 20/20 accuracy [\d.]+%  loss [\d.]+  5 clients", live[-1])
+    assert any(
+        re.fullmatch(
+            r"fedavg-digits round \d+/20 accuracy [\d.]+%  loss [\d.]+  5 clients \d+ s left", line
+        )
+        for line in live
+    )
+    assert re.fullmatch(
+        r"fedavg-digits round 20/20 accuracy [\d.]+%  loss [\d.]+  5 clients", live[-1]
+    )
     assert max(map(len, live)) <= 80
 
 
 # --- failure and interruption
 
 
-def test_a_run_that_fails_says_what_where_and_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_says_what_where_and_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "apply", lambda *_: 1 / 0)
     outcome = call("run", *SMALL, "--out", tmp_path / "a b", "--device", "cpu")
     what, again = outcome.err.splitlines()[-2:]
     assert outcome.status == 1
     assert outcome.out == ""
-    assert re.match(r"rota: the run failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\)", what)
-    assert again == f"rota: to resume: rota run '{tmp_path}/a b/config.toml' --out '{tmp_path}/a b' --device cpu --resume"
+    assert re.match(
+        r"rota: the run failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\)", what
+    )
+    assert (
+        again
+        == f"rota: to resume: rota run '{tmp_path}/a b/config.toml' --out '{tmp_path}/a b' --device cpu --resume"
+    )
     assert "Traceback" not in outcome.err
 
 
 def test_a_run_that_is_stuck_is_not_to_be_resumed(tmp_path: Path) -> None:
     for resume in ([], ["--resume"]):
-        outcome = call("run", *SMALL, "--set", "task.lr=1e30", "--out", tmp_path / "a", "--device", "cpu", *resume)
+        outcome = call(
+            "run",
+            *SMALL,
+            "--set",
+            "task.lr=1e30",
+            "--out",
+            tmp_path / "a",
+            "--device",
+            "cpu",
+            *resume,
+        )
         said = r"rota: the run failed: round \d: no client's update could be used in \d rounds? \(.*\): a lower lr for 'digits' may help"
         assert outcome.status == 1
         assert re.match(said, outcome.err.splitlines()[-1])
@@ -439,31 +597,57 @@ def test_a_run_that_is_stuck_is_not_to_be_resumed(tmp_path: Path) -> None:
 
 
 def test_a_comparison_goes_on_without_runs_that_are_stuck(tmp_path: Path) -> None:
-    words = ["compare", *SMALL, "--vary", "task.lr=1e30,0.1", "--out", tmp_path / "a", "--device", "cpu"]
+    words = [
+        "compare",
+        *SMALL,
+        "--vary",
+        "task.lr=1e30,0.1",
+        "--out",
+        tmp_path / "a",
+        "--device",
+        "cpu",
+    ]
     for resume in ([], ["--resume"]):
         outcome = call(*words, *resume)
         assert outcome.status == 1
         assert "0.1" in outcome.out
         assert "1e" not in outcome.out.replace(str(tmp_path), "")
         assert "rota: 1 of 2 runs failed, and are left out: 1e_30-seed0" in outcome.err
-    assert call("compare", *SMALL, "--vary", "task.lr=1e30,2e30", "--out", tmp_path / "b", "--device", "cpu").status == 1
+    assert (
+        call(
+            "compare",
+            *SMALL,
+            "--vary",
+            "task.lr=1e30,2e30",
+            "--out",
+            tmp_path / "b",
+            "--device",
+            "cpu",
+        ).status
+        == 1
+    )
 
 
-def test_an_unforeseen_error_is_a_sentence_or_a_traceback_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_is_a_sentence_or_a_traceback_for_those_who_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(recipe, "names", lambda: 1 / 0)
     outcome = call("list", "recipes")
     assert outcome.status == 1
     assert re.fullmatch(
-        r"rota: it failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\); set ROTA_DEBUG=1 for .*\n", outcome.err
+        r"rota: it failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\); set ROTA_DEBUG=1 for .*\n",
+        outcome.err,
     )
     monkeypatch.setenv("ROTA_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
-        cli_commands.status(["list", "recipes"])
+        commands.status(["list", "recipes"])
 
 
-@pytest.mark.parametrize("place", ["rota.recipe.build", "rota.experiment.make"])
+@pytest.mark.parametrize("place", ["rota.recipe.build", "rota.running.experiment.make"])
 @pytest.mark.parametrize("lost", [False, True], ids=["itself", "as an import's error"])
-def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, lost: bool) -> None:
+def test_ctrl_c_before_the_first_round_is_130_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, lost: bool
+) -> None:
     def stop(*_: object) -> None:
         if lost:
             raise ImportError("initialization failed") from KeyboardInterrupt()
@@ -475,21 +659,33 @@ def test_ctrl_c_before_the_first_round_is_130_too(tmp_path: Path, monkeypatch: p
 
 
 def test_ctrl_c_before_a_command_begins_is_130_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_commands, "app", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(commands, "app", mock.Mock(side_effect=KeyboardInterrupt))
     outcome = call("list")
     assert (outcome.status, outcome.out, outcome.err) == (130, "", "rota: interrupted\n")
 
 
 def in_front(folder: Path) -> dict[str, str]:
     """An environment in which a folder's modules are found before all others."""
-    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return {
+        **ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+    }
 
 
 @pytest.mark.parametrize("loaded", ["typer", "rich", "torch"])
 def test_ctrl_c_while_something_is_being_loaded_is_a_sentence(tmp_path: Path, loaded: str) -> None:
-    (tmp_path / f"{loaded}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / f"{loaded}.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
     environment = in_front(tmp_path)
-    done = subprocess.run([PROGRAM, "run", *SMALL], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [PROGRAM, "run", *SMALL],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rota: interrupted\n")
 
 
@@ -497,14 +693,28 @@ def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch is loaded')\n")
     for command in ([], *([command] for command in COMMANDS)):
         environment = in_front(tmp_path)
-        done = subprocess.run([PROGRAM, *command, "--help"], env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [PROGRAM, *command, "--help"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
-def test_an_interrupted_run_prints_the_line_that_finishes_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_run_prints_the_line_that_finishes_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     folder = tmp_path / "a"
-    settings = ["rounds=300", "evaluate=100", "sampler.budget=2", "task.steps=2", "task.model=logistic"]
+    settings = [
+        "rounds=300",
+        "evaluate=100",
+        "sampler.budget=2",
+        "task.steps=2",
+        "task.model=logistic",
+    ]
     options = [*(word for setting in settings for word in ("--set", setting)), "--device", "cpu"]
     process = subprocess.Popen(
         [PROGRAM, "run", "fedavg-digits", *options, "--out", folder],
@@ -521,7 +731,10 @@ def test_an_interrupted_run_prints_the_line_that_finishes_it(tmp_path: Path, num
     assert out == ""
     said, again = err.splitlines()[-2:]
     assert said == "rota: interrupted; the checkpoint is written"
-    assert again == f"rota: to resume: rota run {folder}/config.toml --out {folder} --device cpu --resume"
+    assert (
+        again
+        == f"rota: to resume: rota run {folder}/config.toml --out {folder} --device cpu --resume"
+    )
     so_far = lines(folder)
     assert 2 <= len(so_far) < 300
     assert (folder / "checkpoint" / f"{len(so_far):08d}").is_dir()
@@ -531,8 +744,15 @@ def test_an_interrupted_run_prints_the_line_that_finishes_it(tmp_path: Path, num
     assert "after 300 rounds" in finished.out
     assert lines(folder)[: len(so_far)] == so_far
     if number == signal.SIGINT:  # as if nothing had happened
-        assert call("run", folder / "config.toml", "--out", tmp_path / "whole", "--device", "cpu").status == 0
-        assert (tmp_path / "whole" / "rounds.jsonl").read_bytes() == (folder / "rounds.jsonl").read_bytes()
+        assert (
+            call(
+                "run", folder / "config.toml", "--out", tmp_path / "whole", "--device", "cpu"
+            ).status
+            == 0
+        )
+        assert (tmp_path / "whole" / "rounds.jsonl").read_bytes() == (
+            folder / "rounds.jsonl"
+        ).read_bytes()
 
 
 def test_a_run_folders_config_names_everything(done: Path) -> None:

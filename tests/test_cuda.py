@@ -26,7 +26,9 @@ from rota.sampling import memory
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+    ),
 ]
 PRECISE = {"fp32": 3e-6, "tf32": 3e-3, "bf16": 1e-2}
 
@@ -58,7 +60,10 @@ def params(rows: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     """Parameters as a stack has them: views of one matrix, whose rows are longer than they need be."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     theta = draw(rows, sum(sizes) + 6)
-    return [piece.view(rows, *shape) for piece, shape in zip(theta.split([*sizes, 6], 1), shapes, strict=False)]
+    return [
+        piece.view(rows, *shape)
+        for piece, shape in zip(theta.split([*sizes, 6], 1), shapes, strict=False)
+    ]
 
 
 LAYERS = [(10, 784, 200), (10, 200, 200), (3, 2000, 10), (20, 64, 33), (64, 70, 17), (90, 50, 20)]
@@ -66,21 +71,39 @@ LAYERS = [(10, 784, 200), (10, 200, 200), (3, 2000, 10), (20, 64, 33), (64, 70, 
 
 @pytest.mark.parametrize(("batch", "inputs", "outputs"), LAYERS)
 @pytest.mark.parametrize("subtract", [True, False])
-def test_linear_layers(precision: str, batch: int, inputs: int, outputs: int, subtract: bool) -> None:
+def test_linear_layers(
+    precision: str, batch: int, inputs: int, outputs: int, subtract: bool
+) -> None:
     from rota.engine import kernels
 
     weight, bias = params(3, (outputs, inputs), (outputs,))
-    x, dy = draw(3, batch, inputs, dtype=number(precision)).relu(), draw(3, batch, outputs, dtype=number(precision))
+    x, dy = (
+        draw(3, batch, inputs, dtype=number(precision)).relu(),
+        draw(3, batch, outputs, dtype=number(precision)),
+    )
     expected = x.double() @ weight.double().transpose(1, 2) + bias.double().unsqueeze(1)
     assert apart(kernels.linear(x, weight, bias, False), expected) < PRECISE[precision]
     assert apart(kernels.linear(x, weight, bias, True), expected.relu()) < PRECISE[precision]
-    assert apart(kernels.linear(x, weight, None, False), expected - bias.unsqueeze(1)) < PRECISE[precision]
+    assert (
+        apart(kernels.linear(x, weight, None, False), expected - bias.unsqueeze(1))
+        < PRECISE[precision]
+    )
 
-    dx, dw, db = dy.double() @ weight.double(), dy.double().transpose(1, 2) @ x.double(), dy.double().sum(1)
+    dx, dw, db = (
+        dy.double() @ weight.double(),
+        dy.double().transpose(1, 2) @ x.double(),
+        dy.double().sum(1),
+    )
     ends = (weight.double() - dw, bias.double() - db) if subtract else (dw, db)
     for scale, wanted in ((0.0, dx), (1.0, dx * (x > 0)), (2.0, dx * (x > 0) * 2)):
-        at = [weight.clone(), bias.clone()] if subtract else [torch.full_like(p, float("nan")) for p in (weight, bias)]
-        found = kernels.linear_backward_(dy, x, at[0] if subtract else weight, scale, True, *at, subtract)
+        at = (
+            [weight.clone(), bias.clone()]
+            if subtract
+            else [torch.full_like(p, float("nan")) for p in (weight, bias)]
+        )
+        found = kernels.linear_backward_(
+            dy, x, at[0] if subtract else weight, scale, True, *at, subtract
+        )
         assert apart(found, wanted) < PRECISE[precision]
         assert apart(at[0], ends[0]) < PRECISE[precision]
         assert apart(at[1], ends[1]) < PRECISE[precision]
@@ -117,7 +140,9 @@ SHAPES = [
 
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor, shape: Shape) -> Tensor:
-    return torch.stack([F.conv2d(*row, shape.stride, shape.padding) for row in zip(x, weight, bias, strict=True)])
+    return torch.stack(
+        [F.conv2d(*row, shape.stride, shape.padding) for row in zip(x, weight, bias, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -126,7 +151,9 @@ def test_convolutions(precision: str, shape: Shape, pool: bool) -> None:
     from rota.engine import kernels
 
     dtype, bound = number(precision), PRECISE[precision]
-    weight, bias = params(3, (shape.outputs, shape.channels, shape.kernel, shape.kernel), (shape.outputs,))
+    weight, bias = params(
+        3, (shape.outputs, shape.channels, shape.kernel, shape.kernel), (shape.outputs,)
+    )
     x = draw(3, 5, shape.side, shape.side, shape.channels, dtype=dtype).permute(0, 1, 4, 2, 3)
     x = x if shape.last else x.contiguous()
     places = ([shape.stride] * 2, [shape.padding] * 2)
@@ -137,23 +164,31 @@ def test_convolutions(precision: str, shape: Shape, pool: bool) -> None:
         for planar in (False, True):
             y, which = kernels.convolution(x, weight, bias, *places, relu, pool, planar)
             assert apart(y, expected.relu() if relu else expected) < bound
-            assert (y.is_contiguous() if planar else y.permute(0, 1, 3, 4, 2).is_contiguous()) or 1 in y.shape
+            assert (
+                y.is_contiguous() if planar else y.permute(0, 1, 3, 4, 2).is_contiguous()
+            ) or 1 in y.shape
     dy = draw(*y.shape, dtype=dtype)
     dense = kernels.unpool(dy, which, *whole.shape[3:])[0] if pool else dy
     if pool:  # each window's gradient is at one of its pixels: at the largest, or at one that is as good as that
-        assert apart(F.avg_pool2d(dense.double().flatten(0, 1), 2) * 4, dy.double().flatten(0, 1)) == 0
+        assert (
+            apart(F.avg_pool2d(dense.double().flatten(0, 1), 2) * 4, dy.double().flatten(0, 1)) == 0
+        )
         taken = torch.stack([F.avg_pool2d(row, 2) * 4 for row in whole.detach() * (dense != 0)])
         assert apart(taken, expected.detach() * (dy != 0)) < bound
     gradients = torch.autograd.grad(whole, exact, dense.double())
     for wanted in (False, True):
         for scale in (0.0, 2.0) if wanted else (0.0,):
-            dx, dw, db = kernels.convolution_backward(dy, x, weight, which if pool else None, *places, scale, wanted, True)
+            dx, dw, db = kernels.convolution_backward(
+                dy, x, weight, which if pool else None, *places, scale, wanted, True
+            )
             assert apart(dw, gradients[1]) < bound
             assert apart(db, gradients[2]) < bound
             if wanted:
                 assert apart(dx, gradients[0] * (x > 0) * scale if scale else gradients[0]) < bound
     at = [weight.clone(), bias.clone()]
-    kernels.convolution_backward_(dy, x, at[0], which if pool else None, *places, 0.0, False, *at, True)
+    kernels.convolution_backward_(
+        dy, x, at[0], which if pool else None, *places, 0.0, False, *at, True
+    )
     assert apart(at[0], weight - gradients[1]) < bound
     assert apart(at[1], bias - gradients[2]) < bound
 
@@ -166,7 +201,9 @@ def test_lstm_layers(precision: str, batch: int, units: int, time: int) -> None:
     bound = 2 * PRECISE[precision]  # roundings add up over the steps
     weight = params(3, (5,), (4 * units, units))[1]  # views that begin and end anywhere
     weight *= units**-0.5
-    inputs, d_hidden = (draw(3, batch, time, n, dtype=number(precision)) for n in (4 * units, units))
+    inputs, d_hidden = (
+        draw(3, batch, time, n, dtype=number(precision)) for n in (4 * units, units)
+    )
     exact = [value.double().requires_grad_() for value in (inputs, weight)]
     expected = torch.stack([recurrent(*row) for row in zip(*exact, strict=True)])
     d_inputs, d_weight = torch.autograd.grad(expected, exact, d_hidden.double())
@@ -181,11 +218,15 @@ def test_lstm_layers(precision: str, batch: int, units: int, time: int) -> None:
         one = [inputs[row].clone().requires_grad_(), weight[row].clone().requires_grad_()]
         alone = kernels.Recurrent.apply(*one)[0]
         gradients = torch.autograd.grad(alone, one, d_hidden[row])
-        for mine, other in zip((alone, *gradients), (expected[row], d_inputs[row], d_weight[row]), strict=True):
+        for mine, other in zip(
+            (alone, *gradients), (expected[row], d_inputs[row], d_weight[row]), strict=True
+        ):
             assert apart(mine, other) < bound
 
 
-def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def normed(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """BatchNorm over the real examples of every row, as it is defined; also the mean and the unbiased variance."""
     dims = [1, *range(3, x.dim())]
     real = mask.view(*mask.shape, *[1] * (x.dim() - 2)).to(x.dtype)
@@ -195,10 +236,23 @@ def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, 
     var = ((x - mean.view(wide)) ** 2 * real).sum(dims) / count
     out = (x - mean.view(wide)) * torch.rsqrt(var + eps).view(wide)
     out = out if weight is None else out * weight.view(wide)
-    return out if bias is None else out + bias.view(wide), mean, var * count / (count - 1).clamp(min=1)
+    return (
+        out if bias is None else out + bias.view(wide),
+        mean,
+        var * count / (count - 1).clamp(min=1),
+    )
 
 
-NORMED = [(7, 5), (90, 70), (40, 33, 9), (6, 64, 4, 4), (33, 16, 16, 16), (5, 17, 3, 5), (64, 64, 32, 32), (3, 4, 2, 3, 2)]
+NORMED = [
+    (7, 5),
+    (90, 70),
+    (40, 33, 9),
+    (6, 64, 4, 4),
+    (33, 16, 16, 16),
+    (5, 17, 3, 5),
+    (64, 64, 32, 32),
+    (3, 4, 2, 3, 2),
+]
 
 
 @pytest.mark.parametrize("shape", NORMED, ids=str)
@@ -236,22 +290,34 @@ def test_batch_norm(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> N
         alone = kernels.batch_norm(x[1], *row, mask[1], 1e-5, False)
         assert apart(alone[0], out[1]) < 1e-5
         back = kernels.batch_norm_backward(g[1], x[1], *alone[1:3], row[0], mask[1])
-        assert all(apart(mine, whole[1]) < (1e-4 if dtype == torch.float32 else 1e-2) for mine, whole in zip(back, gradients, strict=True))
+        assert all(
+            apart(mine, whole[1]) < (1e-4 if dtype == torch.float32 else 1e-2)
+            for mine, whole in zip(back, gradients, strict=True)
+        )
 
 
 @pytest.mark.usefixtures("precision")
 def test_samplers_multiply_updates_in_whole_precision() -> None:
     updates = draw(9, 70_000)
-    assert apart(memory._products(updates[:3], [*updates]), updates[:3].double() @ updates.double().T) < 1e-12
+    assert (
+        apart(memory._products(updates[:3], [*updates]), updates[:3].double() @ updates.double().T)
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize(("batch", "classes"), [(10, 10), (600, 10), (7, 80), (33, 1000)])
 def test_cross_entropy(batch: int, classes: int) -> None:
     from rota.engine import kernels
 
-    z, y, weight = draw(3, batch, classes) * 5, torch.randint(0, classes, (3, batch), device="cuda"), draw(3, batch).abs()
+    z, y, weight = (
+        draw(3, batch, classes) * 5,
+        torch.randint(0, classes, (3, batch), device="cuda"),
+        draw(3, batch).abs(),
+    )
     exact = z.double().requires_grad_()
-    expected = (F.cross_entropy(exact.flatten(0, 1), y.flatten(), reduction="none").view(3, -1) * weight).sum(1)
+    expected = (
+        F.cross_entropy(exact.flatten(0, 1), y.flatten(), reduction="none").view(3, -1) * weight
+    ).sum(1)
     loss, dz = kernels.cross_entropy(z, y, weight)
     assert apart(loss, expected) < 1e-6
     assert apart(dz, torch.autograd.grad(expected.sum(), exact)[0]) < 1e-6
@@ -263,7 +329,9 @@ def test_random_numbers_are_those_of_the_cpu() -> None:
     key, step = torch.randint(-(2**62), 2**62, (5,)), torch.arange(5)
     there = key.cuda(), step.cuda()
     assert torch.equal(kernels.uniform(there[0], 3000).cpu(), rng.uniform(key, 3000))
-    assert torch.equal(local.uniform_at(*there, 3, 3000).cpu(), local.uniform_at(key, step, 3, 3000))
+    assert torch.equal(
+        local.uniform_at(*there, 3, 3000).cpu(), local.uniform_at(key, step, 3, 3000)
+    )
     y = torch.randn(5, 30, 100)
     expected = y * (local.uniform_at(key, step, 2, 3000).view(y.shape) >= 0.3) / 0.7
     torch.testing.assert_close(kernels.drop(y.cuda(), *there, 2, 0.3).cpu(), expected)
@@ -276,7 +344,9 @@ def test_a_steps_examples() -> None:
     index, weight = torch.randint(0, 50, (6, 4, 9), device="cuda"), draw(6, 4, 9)
     found = kernels.take(x, y, index, weight, torch.full((4,), 5, device="cuda"), 3)
     now = index[5, :3]
-    assert all(torch.equal(*pair) for pair in zip(found, (x[now], y[now], weight[5, :3]), strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(found, (x[now], y[now], weight[5, :3]), strict=True)
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -291,16 +361,33 @@ def test_rows_go_in_and_come_out(n: int, fused: bool) -> None:
         after = draw(4, -(-n // 64) * 64)[:, :n]
         update, numbers = kernels.results(start, after, room[0])
         assert torch.equal(update, start - after[:3])
-        torch.testing.assert_close(numbers[0], (start - after[:3]).double().norm(dim=1), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            numbers[0], (start - after[:3]).double().norm(dim=1), rtol=1e-6, atol=0
+        )
         assert torch.equal(numbers[1], room[0, :3].double())
     index, weight = torch.randint(0, 9, (6, 3, 7), device="cuda"), draw(6, 3, 7).double()
-    key, steps, rate = torch.arange(3, device="cuda") - 2**60, torch.arange(3, device="cuda"), draw(3)
-    tables = torch.zeros(8, 4, 7, dtype=torch.int64, device="cuda"), torch.zeros(8, 4, 7, device="cuda")
-    state = [torch.ones(4, dtype=dtype, device="cuda") for dtype in (torch.int64, torch.int64, torch.float32, torch.float32, torch.int64)]
+    key, steps, rate = (
+        torch.arange(3, device="cuda") - 2**60,
+        torch.arange(3, device="cuda"),
+        draw(3),
+    )
+    tables = (
+        torch.zeros(8, 4, 7, dtype=torch.int64, device="cuda"),
+        torch.zeros(8, 4, 7, device="cuda"),
+    )
+    state = [
+        torch.ones(4, dtype=dtype, device="cuda")
+        for dtype in (torch.int64, torch.int64, torch.float32, torch.float32, torch.int64)
+    ]
     kernels.load(index, weight, key, steps, rate, tables, tuple(state), fused)
     assert torch.equal(tables[0][:6, :3], index)
-    torch.testing.assert_close(tables[1][:6, :3], (weight * rate[:, None] if fused else weight).float())
-    assert all(torch.equal(held[:3], given) for held, given in zip(state, (key, steps, rate, 0 * rate, 0 * steps), strict=True))
+    torch.testing.assert_close(
+        tables[1][:6, :3], (weight * rate[:, None] if fused else weight).float()
+    )
+    assert all(
+        torch.equal(held[:3], given)
+        for held, given in zip(state, (key, steps, rate, 0 * rate, 0 * steps), strict=True)
+    )
 
 
 WORK = {
@@ -314,7 +401,9 @@ WORK = {
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 @pytest.mark.parametrize("least", [1, 2])
 @pytest.mark.parametrize("words", [1 << 26, 100])
-def test_the_schedule_is_that_of_the_cpu(work: dict[str, Any], least: int, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_is_that_of_the_cpu(
+    work: dict[str, Any], least: int, words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(schedules, "WORDS", words)
     task = Task(linear, federation([9, 23, 1, 16, 40]), **work)
     sizes = task.data.train.sizes
@@ -339,20 +428,36 @@ def pairs(clients: list[int]) -> Plan:
 
 def updates(engine: Any, models: Any, plan: Plan, round: int = 1) -> dict[int, Tensor]:
     chunks = list(engine.train(models, plan, round))
-    return {int(row): update for chunk in chunks for row, update in zip(chunk.rows, chunk.update, strict=True)}
+    return {
+        int(row): update
+        for chunk in chunks
+        for row, update in zip(chunk.rows, chunk.update, strict=True)
+    }
 
 
 def images(shape: tuple[int, ...]) -> Federation:
     generator = torch.Generator().manual_seed(0)
     sizes = [23, 17, 30, 9]
-    parts = [(torch.randn(n, *shape, generator=generator), torch.randint(0, 10, (n,), generator=generator)) for n in sizes]
+    parts = [
+        (
+            torch.randn(n, *shape, generator=generator),
+            torch.randint(0, 10, (n,), generator=generator),
+        )
+        for n in sizes
+    ]
     return rota.from_clients(parts, parts[0], classes=10)
 
 
 def texts(length: int) -> Federation:
     generator = torch.Generator().manual_seed(0)
     sizes = [23, 17, 30, 9]
-    parts = [(torch.randint(0, 80, (n, length), generator=generator), torch.randint(0, 80, (n,), generator=generator)) for n in sizes]
+    parts = [
+        (
+            torch.randint(0, 80, (n, length), generator=generator),
+            torch.randint(0, 80, (n,), generator=generator),
+        )
+        for n in sizes
+    ]
     return rota.from_clients(parts, parts[0], classes=80)
 
 
@@ -386,15 +491,21 @@ def test_networks_train_as_on_the_sequential_engine(name: str) -> None:
     gradients below it: most steps must agree to the same bound, and the others nearly.
     """
     task = Task(MODELS[name], examples(name), lr=0.05, batch=10, steps=1)
-    plain, fast = (make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
+    )
     assert isinstance(fast, Batched)
     assert fast.families, "the model must be stackable"
     models, plan, off = plain.initial(), pairs([0, 2, 3]), []
     for round in range(1, 5 if "resnet" in name else 2):
-        expected, found, again = (updates(engine, models, plan, round) for engine in (plain, fast, fast))
+        expected, found, again = (
+            updates(engine, models, plan, round) for engine in (plain, fast, fast)
+        )
         off += [apart(found[row], expected[row]) for row in expected]
         assert all(torch.equal(found[row], again[row]) for row in expected)
-    assert sum(each < 1e-3 for each in off) >= 0.7 * len(off) if "resnet" in name else max(off) < 1e-3, off
+    assert (
+        sum(each < 1e-3 for each in off) >= 0.7 * len(off) if "resnet" in name else max(off) < 1e-3
+    ), off
     assert max(off) < 0.1, off
 
 
@@ -411,17 +522,25 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
 
 
 def smooth(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(shape[0], 40), nn.Tanh(), nn.Linear(40, 30), nn.Sigmoid(), nn.Linear(30, classes))
+    return nn.Sequential(
+        nn.Linear(shape[0], 40), nn.Tanh(), nn.Linear(40, 30), nn.Sigmoid(), nn.Linear(30, classes)
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "work"),
-    [*((smooth, work) for work in OPTIMISERS.values()), (network, {}), (network, {"momentum": 0.9})],
+    [
+        *((smooth, work) for work in OPTIMISERS.values()),
+        (network, {}),
+        (network, {"momentum": 0.9}),
+    ],
     ids=[*OPTIMISERS, "dropout and BatchNorm", "dropout and BatchNorm, momentum"],
 )
 def test_local_work_is_that_of_the_sequential_engine(model: Any, work: dict[str, Any]) -> None:
     task = Task(model, federation([9, 23, 16, 40]), **{"batch": 7, "epochs": 2, **work})
-    plain, fast = (make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
+    )
     models, plan = plain.initial(), pairs([3, 1, 0])
     expected, found = (updates(engine, models, plan) for engine in (plain, fast))
     for row in expected:
@@ -432,7 +551,9 @@ def test_stacks_are_made_while_the_caller_uses_the_gpu() -> None:
     """Twenty widths, each a stack of its own: the caller works on the updates of one while the next is captured, in another thread."""
     sizes = [3, 5, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128]
     task = Task(smooth, federation(sizes), batch=None, epochs=2)
-    plain, fast = (make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
+    )
     norms = np.zeros((2, 20))
     for norm, engine in zip(norms, (plain, fast), strict=True):
         for chunk in engine.train(plain.initial(), pairs(list(range(20))), 1):
@@ -443,9 +564,19 @@ def test_stacks_are_made_while_the_caller_uses_the_gpu() -> None:
 
 def test_cohorts_of_nearly_one_size_share_graphs() -> None:
     task = Task(smooth, federation([12] * 40), batch=5)
-    plain, fast = (make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
+    )
     assert isinstance(fast, Batched)
-    for n in (33, 34, 40, 39, 27, 28, 33):  # fewer rows than before: what the idle ones do is of no consequence
+    for n in (
+        33,
+        34,
+        40,
+        39,
+        27,
+        28,
+        33,
+    ):  # fewer rows than before: what the idle ones do is of no consequence
         models, plan = plain.initial(), pairs(list(range(n)))
         expected, found = (updates(engine, models, plan) for engine in (plain, fast))
         assert all(apart(found[row], expected[row]) < 2e-3 for row in expected)
@@ -455,13 +586,21 @@ def test_cohorts_of_nearly_one_size_share_graphs() -> None:
 
 def test_stacks_share_the_memory_of_their_graphs() -> None:
     """Two networks and several widths, in cohorts that need some of the stacks, all, and some again: none spoils what another needs."""
-    wide = [Task(model, federation([5, 40, 90, 12, 70]), batch=None, epochs=2) for model in (smooth, network)]
+    wide = [
+        Task(model, federation([5, 40, 90, 12, 70]), batch=None, epochs=2)
+        for model in (smooth, network)
+    ]
     plain, fast = (make(engine, wide, Devices(), 0, "cuda") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     models = plain.initial()
     for clients in ([0, 1, 2], [0, 1, 2, 3, 4], [4, 3], [2, 1, 0]):
         n = len(clients)
-        plan = Plan(np.array(2 * clients, np.int64), np.repeat([0, 1], n).astype(np.int64), np.ones(2 * n), np.ones(2 * n))
+        plan = Plan(
+            np.array(2 * clients, np.int64),
+            np.repeat([0, 1], n).astype(np.int64),
+            np.ones(2 * n),
+            np.ones(2 * n),
+        )
         expected, found = (updates(engine, models, plan) for engine in (plain, fast))
         assert all(apart(found[row], expected[row]) < 2e-3 for row in expected)
     assert len(fast.graphs) > 4
@@ -477,7 +616,9 @@ def test_lower_precision_is_near(name: str, precision: str) -> None:
     fast = make("batched", [task], Devices(), 0, "cuda", precision)
     found, again = updates(fast, models, plan), updates(fast, models, plan)
     for row in expected:
-        assert 0 < apart(found[row], expected[row]) < {"tf32": 0.1, "bf16": 0.3}[precision]  # some ReLUs and windows turn
+        assert (
+            0 < apart(found[row], expected[row]) < {"tf32": 0.1, "bf16": 0.3}[precision]
+        )  # some ReLUs and windows turn
         assert torch.equal(found[row], again[row])
 
 
@@ -495,10 +636,16 @@ def test_scores_and_losses_are_those_of_the_cpu(name: str) -> None:
 
 def test_layers_become_kernels() -> None:
     """The patterns must be found: a step of the CNN is a handful of launches, and its weights are updated inside them."""
-    fast = make("batched", [Task(MODELS["cnn"], images((1, 28, 28)), batch=10)], Devices(), 0, "cuda")
+    fast = make(
+        "batched", [Task(MODELS["cnn"], images((1, 28, 28)), batch=10)], Devices(), 0, "cuda"
+    )
     assert isinstance(fast, Batched)
     fast.families[0].steps.get(4, 10, True)
-    names = [str(node.target) for node in fast.families[0].steps.made[4, 10, True].graph.nodes if node.op == "call_function"]
+    names = [
+        str(node.target)
+        for node in fast.families[0].steps.made[4, 10, True].graph.nodes
+        if node.op == "call_function"
+    ]
     assert sum("convolution_rows" in name for name in names) == 2
     assert sum("linear_rows" in name for name in names) == 2
     assert sum("convolution_backward_" in name for name in names) == 2
@@ -511,10 +658,16 @@ def test_the_steps_in_time_are_one_operator(rows: int) -> None:
     """However long the text: one operator a layer each way, and the weights' gradients are subtracted where they are made."""
     sizes = []
     for length in (6, 20):
-        fast = make("batched", [Task(MODELS["mmfl_lstm"], texts(length), batch=10)], Devices(), 0, "cuda")
+        fast = make(
+            "batched", [Task(MODELS["mmfl_lstm"], texts(length), batch=10)], Devices(), 0, "cuda"
+        )
         assert isinstance(fast, Batched)
         fast.families[0].steps.get(rows, 10, True)
-        names = [str(node.target) for node in fast.families[0].steps.made[rows, 10, True].graph.nodes if node.op == "call_function"]
+        names = [
+            str(node.target)
+            for node in fast.families[0].steps.made[rows, 10, True].graph.nodes
+            if node.op == "call_function"
+        ]
         assert sum("recurrent_rows.default" in name for name in names) == 2
         assert sum("recurrent_rows_backward" in name for name in names) == 2
         sizes.append(len(names))
@@ -523,12 +676,24 @@ def test_the_steps_in_time_are_one_operator(rows: int) -> None:
 
 def test_batch_norm_becomes_a_kernel() -> None:
     """One operator forward and one backward for every layer, and the masks of the ReLUs behind them still go into convolutions."""
-    fast = make("batched", [Task(MODELS["preact_resnet18"], images((3, 8, 8)), batch=10)], Devices(), 0, "cuda")
+    fast = make(
+        "batched",
+        [Task(MODELS["preact_resnet18"], images((3, 8, 8)), batch=10)],
+        Devices(),
+        0,
+        "cuda",
+    )
     assert isinstance(fast, Batched)
     fast.families[0].steps.get(4, 10, False)
-    nodes = [node for node in fast.families[0].steps.made[4, 10, False].graph.nodes if node.op == "call_function"]
+    nodes = [
+        node
+        for node in fast.families[0].steps.made[4, 10, False].graph.nodes
+        if node.op == "call_function"
+    ]
     names = [str(node.target) for node in nodes]
     assert sum("batch_norm_rows.default" in name for name in names) == 17
     assert sum("batch_norm_rows_backward" in name for name in names) == 17
     assert not [name for name in names if "rsqrt" in name or "relu" in name]
-    assert sum("threshold_backward" in name for name in names) == 4  # where a gradient has two sources
+    assert (
+        sum("threshold_backward" in name for name in names) == 4
+    )  # where a gradient has two sources

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import rota.data
-from rota import registry
 from rota.data import SOURCES, Examples, Federation, files, idx, partition
 from rota.data.files import Remote
 from rota.data.owners import federate_owned, part, split
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS
+from rota.recipe import registry
 from rota.sampling import SAMPLERS
 
 
@@ -38,7 +38,12 @@ def module(name: str) -> ModuleType:
 
 
 def needs(source: str) -> Any:
-    marks = [pytest.mark.data, pytest.mark.skipif(not rota.data.at_hand(source), reason=f"the files of {source} are not on this machine")]
+    marks = [
+        pytest.mark.data,
+        pytest.mark.skipif(
+            not rota.data.at_hand(source), reason=f"the files of {source} are not on this machine"
+        ),
+    ]
     return pytest.param(source, marks=marks, id=source)
 
 
@@ -48,12 +53,28 @@ def load(source: str) -> Federation:
 
 
 FREE = ["digits", "synthetic", "synthetic-kvib"]
-FILED = [needs(name) for name in ("mnist", "fashion-mnist", "cifar10", "mnist-writers", "femnist", "shakespeare", "heart")]
+FILED = [
+    needs(name)
+    for name in (
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "mnist-writers",
+        "femnist",
+        "shakespeare",
+        "heart",
+    )
+]
 
 
 def same(a: Federation, b: Federation) -> bool:
-    pairs = [(p.x, q.x) for p, q in ((a.train, b.train), (a.test, b.test))] + [(a.train.y, b.train.y), (a.test.y, b.test.y)]
-    return all(torch.equal(p, q) for p, q in pairs) and np.array_equal(a.train.offsets, b.train.offsets)
+    pairs = [(p.x, q.x) for p, q in ((a.train, b.train), (a.test, b.test))] + [
+        (a.train.y, b.train.y),
+        (a.test.y, b.test.y),
+    ]
+    return all(torch.equal(p, q) for p, q in pairs) and np.array_equal(
+        a.train.offsets, b.train.offsets
+    )
 
 
 # --- all sources ---
@@ -89,14 +110,23 @@ def test_every_source(source: str) -> None:
         assert fed.test.sizes.min() >= 1
 
 
-@pytest.mark.parametrize("source", ["digits", "synthetic", "synthetic-kvib", *(p for p in FILED if p.id in ("femnist", "heart"))])
+@pytest.mark.parametrize(
+    "source",
+    ["digits", "synthetic", "synthetic-kvib", *(p for p in FILED if p.id in ("femnist", "heart"))],
+)
 def test_the_seed_decides(source: str) -> None:
     assert same(load(source), SOURCES[source]())
     if "seed" in inspect.signature(SOURCES[source]).parameters:
         assert not same(load(source), SOURCES[source](seed=1))
 
 
-SHARED_TEST = {"digits": 355, "mnist": 10_000, "fashion-mnist": 10_000, "cifar10": 10_000, "mnist-writers": 10_000}
+SHARED_TEST = {
+    "digits": 355,
+    "mnist": 10_000,
+    "fashion-mnist": 10_000,
+    "cifar10": 10_000,
+    "mnist-writers": 10_000,
+}
 
 
 @pytest.mark.parametrize("source", ["digits", *(p for p in FILED if p.id in SHARED_TEST)])
@@ -134,20 +164,32 @@ def test_kvib_is_the_published_set() -> None:
     assert x[0, :4].tolist() == pytest.approx([0.6141547, 0.8223272, -0.05430537, 1.0229747])
     assert y[:8].tolist() == [0, 5, 0, 0, 0, 0, 0, 0]
     assert x[-1, -2:].tolist() == pytest.approx([-0.11691245, -1.4790092])
-    assert fed.test.of(0)[0][0, :4].tolist() == pytest.approx([0.6894977, -0.4805753, -0.3063833, 0.28198546])
+    assert fed.test.of(0)[0][0, :4].tolist() == pytest.approx(
+        [0.6894977, -0.4805753, -0.3063833, 0.28198546]
+    )
     assert fed.test.of(99)[0][0, :3].tolist() == pytest.approx([-0.3335979, 0.6342632, 1.1168684])
 
 
-@given(clients=st.integers(1, 40), more=st.integers(0, 1100), examples=st.integers(2, 30), dim=st.integers(1, 6), iid=st.booleans())
+@given(
+    clients=st.integers(1, 40),
+    more=st.integers(0, 1100),
+    examples=st.integers(2, 30),
+    dim=st.integers(1, 6),
+    iid=st.booleans(),
+)
 @settings(max_examples=20, deadline=None)
-def test_synthetic_clients_do_not_depend_on_their_number(clients: int, more: int, examples: int, dim: int, iid: bool) -> None:
+def test_synthetic_clients_do_not_depend_on_their_number(
+    clients: int, more: int, examples: int, dim: int, iid: bool
+) -> None:
     few = rota.data.synthetic(clients=clients, examples=examples, dim=dim, iid=iid)
     many = rota.data.synthetic(clients=clients + more, examples=examples, dim=dim, iid=iid)
     assert (few.train.sizes == max(1, examples * 9 // 10)).all()
     assert (few.train.sizes + few.test.sizes == examples).all()
     for a, b in ((few.train, many.train), (few.test, many.test)):
         assert torch.equal(a.x, b.x[: len(a.x)])
-        assert (a.y == b.y[: len(a.y)]).float().mean() > 0.99  # a product of another shape may round otherwise
+        assert (
+            a.y == b.y[: len(a.y)]
+        ).float().mean() > 0.99  # a product of another shape may round otherwise
 
 
 def test_synthetic_alpha_beta_and_iid() -> None:
@@ -175,7 +217,17 @@ def test_synthetic_alpha_beta_and_iid() -> None:
     assert np.median(sizes) == pytest.approx(0.9 * (50 + np.exp(4)), rel=0.1)
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": -1}, {"beta": float("nan")}, {"clients": 0}, {"dim": 0}, {"classes": 1}, {"examples": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"alpha": -1},
+        {"beta": float("nan")},
+        {"clients": 0},
+        {"dim": 0},
+        {"classes": 1},
+        {"examples": 1},
+    ],
+)
 def test_synthetic_refuses(wrong: dict[str, float]) -> None:
     with pytest.raises(BadInput, match=next(iter(wrong))):
         rota.data.synthetic(**wrong)  # type: ignore[arg-type]
@@ -184,7 +236,10 @@ def test_synthetic_refuses(wrong: dict[str, float]) -> None:
 # --- owners ---
 
 
-@given(groups=hnp.arrays(np.int64, st.integers(1, 60), elements=st.integers(0, 5)), seed=st.integers(0, 9))
+@given(
+    groups=hnp.arrays(np.int64, st.integers(1, 60), elements=st.integers(0, 5)),
+    seed=st.integers(0, 9),
+)
 def test_split_takes_a_fifth_of_each_group(groups: np.ndarray, seed: int) -> None:
     chosen = split(groups, np.random.default_rng(seed))
     sizes = np.bincount(groups)
@@ -209,7 +264,9 @@ def test_test_examples_stay_with_their_owners() -> None:
     assert first.train.sizes.tolist() == [2, 2]
     assert first.test.sizes.tolist() == [1, 0]
     assert federate_owned("toy", train, test, partition.iid(clients=3), classes=2).shared_test
-    assert not federate_owned("toy", train, test, partition.iid(clients=3), classes=2, matched_test=True).shared_test
+    assert not federate_owned(
+        "toy", train, test, partition.iid(clients=3), classes=2, matched_test=True
+    ).shared_test
 
 
 # --- IDX and MNIST's relatives ---
@@ -223,7 +280,10 @@ def write_idx(path: Path, array: np.ndarray) -> Path:
 
 
 @given(
-    array=hnp.arrays(st.sampled_from([np.dtype(np.uint8), np.dtype(np.int32)]), hnp.array_shapes(max_dims=3, min_side=0)),
+    array=hnp.arrays(
+        st.sampled_from([np.dtype(np.uint8), np.dtype(np.int32)]),
+        hnp.array_shapes(max_dims=3, min_side=0),
+    ),
     cut=st.integers(1, 40),
 )
 @settings(deadline=None)
@@ -255,18 +315,24 @@ def test_mnist_and_relatives(source: str) -> None:
     if source == "mnist-writers":
         assert fed.clients == 539
         assert (fed.train.sizes.min(), fed.train.sizes.max()) == (19, 131)
-        assert (fed.train.label_counts(10) > 0).sum(1).min() >= 5  # everybody wrote many different digits
+        assert (fed.train.label_counts(10) > 0).sum(
+            1
+        ).min() >= 5  # everybody wrote many different digits
     else:
         assert (fed.train.sizes == 600).all()
 
 
 @pytest.mark.parametrize("source", [needs("mnist")])
-def test_a_truncated_file_is_named(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_file_is_named(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = files.find(source, module(source).FILES)
     (tmp_path / source).mkdir()
     for name, path in found.items():
         data = path.read_bytes()
-        (tmp_path / source / name).write_bytes(data[: len(data) // 2] if name.startswith("t10k-labels") else data)
+        (tmp_path / source / name).write_bytes(
+            data[: len(data) // 2] if name.startswith("t10k-labels") else data
+        )
     monkeypatch.setenv("ROTA_DATA", str(tmp_path))
     with pytest.raises(BadInput, match="is damaged") as caught:
         SOURCES[source]()
@@ -310,12 +376,20 @@ def test_cifar10_layouts(form: str, empty: Path, monkeypatch: pytest.MonkeyPatch
     rows[:, :, 0] %= 10
     names = [batch.name for batch in cifar.BATCHES]
     sums = [hashlib.md5(batch.tobytes()).hexdigest() for batch in rows]
-    monkeypatch.setattr(cifar, "BATCHES", tuple(Remote(n, (m,), aliases=(cifar.INSIDE + n,)) for n, m in zip(names, sums, strict=True)))
+    monkeypatch.setattr(
+        cifar,
+        "BATCHES",
+        tuple(
+            Remote(n, (m,), aliases=(cifar.INSIDE + n,)) for n, m in zip(names, sums, strict=True)
+        ),
+    )
     root = empty / "cifar10"
     inner = root / cifar.INSIDE if form != "files" else root
     inner.mkdir(parents=True)
     for name, batch in zip(names, rows, strict=True):
-        (inner / name).write_bytes(batch.tobytes() if form != "damaged archive" else batch.tobytes()[1:])
+        (inner / name).write_bytes(
+            batch.tobytes() if form != "damaged archive" else batch.tobytes()[1:]
+        )
     if "archive" in form:
         with tarfile.open(root / cifar.ARCHIVE.name, "w:gz") as archive:
             archive.add(inner, cifar.INSIDE.rstrip("/"))
@@ -348,9 +422,14 @@ def test_cifar10_is_standardised(source: str) -> None:
 
 def write_leaf(path: Path, users: dict[str, int], start: float = 0.0) -> None:
     """LEAF JSON: user u's image k is filled with start + k, label k."""
-    data = {user: {"x": [[start + k] * 784 for k in range(count)], "y": list(range(count))} for user, count in users.items()}
+    data = {
+        user: {"x": [[start + k] * 784 for k in range(count)], "y": list(range(count))}
+        for user, count in users.items()
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"users": list(users), "num_samples": list(users.values()), "user_data": data}))
+    path.write_text(
+        json.dumps({"users": list(users), "num_samples": list(users.values()), "user_data": data})
+    )
 
 
 @pytest.mark.parametrize("layout", ["femnist/data", "femnist", "femnist-leaf-sample"])
@@ -386,7 +465,13 @@ def test_femnist_flat_is_split(empty: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"user_data": {"a": {"x": [[0, 1]], "y": [0]}}}', '{"user_data": {"a": {"x": [], "y": [3]}}}']
+    "text",
+    [
+        "{",
+        "[]",
+        '{"user_data": {"a": {"x": [[0, 1]], "y": [0]}}}',
+        '{"user_data": {"a": {"x": [], "y": [3]}}}',
+    ],
 )
 def test_femnist_damaged_json_is_named(text: str, empty: Path) -> None:
     path = empty / "femnist/bad.json"
@@ -420,10 +505,18 @@ PLAY = b"""<?xml version="1.0"?><!DOCTYPE PLAY SYSTEM "play.dtd"><PLAY><TITLE>T<
 def test_roles() -> None:
     plays = module("shakespeare")
     assert plays.roles([PLAY, PLAY]) == {
-        (play, name): text for play in (0, 1) for name, text in (("ANN", "One line, and another $.\nAgain"), ("BOB", "Together"))
+        (play, name): text
+        for play in (0, 1)
+        for name, text in (("ANN", "One line, and another $.\nAgain"), ("BOB", "Together"))
     }
     assert len(plays.LETTERS) == len(set(plays.LETTERS)) == 80
-    assert [plays.LETTERS[code] for code in plays.encode("a\nZ$\u00e9")] == ["a", "\n", "Z", " ", "?"]
+    assert [plays.LETTERS[code] for code in plays.encode("a\nZ$\u00e9")] == [
+        "a",
+        "\n",
+        "Z",
+        " ",
+        "?",
+    ]
 
 
 @given(length=st.integers(0, 900), stride=st.integers(1, 100))
@@ -451,7 +544,9 @@ def test_shakespeare(source: str) -> None:
     for client in (0, 400, 858):
         x, y = fed.train.of(client)
         assert "".join(plays.LETTERS[c] for c in x[0]) == long[client][:80].replace("$", " ")
-        assert torch.equal(y[:-1], x[1:, 0])  # stride 80: the next window begins with the letter asked for
+        assert torch.equal(
+            y[:-1], x[1:, 0]
+        )  # stride 80: the next window begins with the letter asked for
     some = SOURCES[source](least=50)
     assert 0 < some.clients < fed.clients
     assert some.train.sizes.min() >= 50
@@ -474,10 +569,14 @@ def test_heart(source: str) -> None:
     assert fed.train.x[:, :13].std(0, correction=0).numpy() == pytest.approx(np.ones(13), abs=1e-4)
     assert set(fed.train.x[:, 13:].unique().tolist()) == {0, 1}
     both = torch.cat([fed.train.y, fed.test.y])
-    assert both.sum() == 139 + 106 + 115 + 149  # ill patients of Cleveland, Hungary, Switzerland, Long Beach
+    assert (
+        both.sum() == 139 + 106 + 115 + 149
+    )  # ill patients of Cleveland, Hungary, Switzerland, Long Beach
     missing = fed.train.x[:, 13:]
     chol = 1  # indicators: blood pressure, cholesterol, ...
-    assert missing[fed.train.offsets[2] : fed.train.offsets[3], chol].all()  # the Swiss wrote 0 for it throughout
+    assert missing[
+        fed.train.offsets[2] : fed.train.offsets[3], chol
+    ].all()  # the Swiss wrote 0 for it throughout
     assert SOURCES[source](partition=partition.iid(clients=3)).shared_test
 
 
@@ -507,35 +606,87 @@ def test_from_clients_takes_pairs_as_they_come() -> None:
     [
         ([], (X, Y), "train is empty: give a list with one (x, y) pair for each client"),
         (None, (X, Y), "train is None: give a list with one (x, y) pair for each client"),
-        ({"a": (X, Y)}, (X, Y), "train is a dict: give a list with one (x, y) pair for each client"),
-        ((X, Y), (X, Y), "train is one pair in the place of a list: give a list with one (x, y) pair for each client"),
-        ((X[:2], Y[:2]), (X, Y), "train is one pair in the place of a list: give a list with one (x, y) pair for each client"),
+        (
+            {"a": (X, Y)},
+            (X, Y),
+            "train is a dict: give a list with one (x, y) pair for each client",
+        ),
+        (
+            (X, Y),
+            (X, Y),
+            "train is one pair in the place of a list: give a list with one (x, y) pair for each client",
+        ),
+        (
+            (X[:2], Y[:2]),
+            (X, Y),
+            "train is one pair in the place of a list: give a list with one (x, y) pair for each client",
+        ),
         (
             [(X, Y)],
             [X, Y],
             "test is one pair in the place of a list: give a list with one (x, y) pair for each client, or one pair (a tuple)",
         ),
-        ([(X, Y)], None, "test is None: give a list with one (x, y) pair for each client, or one pair (a tuple) that all share"),
-        ([(X, Y), (X, Y, Y)], (X, Y), "train client 1 is 3 things: give a pair (x, y), or None if it has no data"),
+        (
+            [(X, Y)],
+            None,
+            "test is None: give a list with one (x, y) pair for each client, or one pair (a tuple) that all share",
+        ),
+        (
+            [(X, Y), (X, Y, Y)],
+            (X, Y),
+            "train client 1 is 3 things: give a pair (x, y), or None if it has no data",
+        ),
         ([(X, Y)], (X, Y, Y), "test is 3 things: give a pair (x, y), or None if it has no data"),
-        ([(X, Y), X, (X, Y)], (X, Y), "train client 1 is a ndarray: give a pair (x, y), or None if it has no data"),
+        (
+            [(X, Y), X, (X, Y)],
+            (X, Y),
+            "train client 1 is a ndarray: give a pair (x, y), or None if it has no data",
+        ),
         ([(X, Y), (X, Y[:5])], (X, Y), "train client 1 has 6 examples but 5 targets"),
         ([(X, Y), (X, None)], (X, Y), "train client 1: y is no array of numbers ("),
         ([(X, Y), (X, 3)], (X, Y), "train client 1: y is a single number: give one row an example"),
-        ([(X, Y), (X, ["a"] * 6)], (X, Y), "train client 1: y is of texts: give numbers (classes are numbered from 0)"),
-        ([(X, Y), (X, np.array(["a"] * 6))], (X, Y), "train client 1: y is of texts: give numbers (classes are numbered from 0)"),
-        ([(X, Y), (X, np.array(["a"] * 6, object))], (X, Y), "train client 1: y is of texts: give numbers"),
+        (
+            [(X, Y), (X, ["a"] * 6)],
+            (X, Y),
+            "train client 1: y is of texts: give numbers (classes are numbered from 0)",
+        ),
+        (
+            [(X, Y), (X, np.array(["a"] * 6))],
+            (X, Y),
+            "train client 1: y is of texts: give numbers (classes are numbered from 0)",
+        ),
+        (
+            [(X, Y), (X, np.array(["a"] * 6, object))],
+            (X, Y),
+            "train client 1: y is of texts: give numbers",
+        ),
         ([(X, Y)], (["word"], [0]), "test: x is of texts: give numbers"),
         (
             [(X, Y), ([[1.0, 2.0], [3.0]], [0, 1])],
             (X, Y),
             "train client 1: x is no array of numbers (expected sequence of length 2 at dim 1",
         ),
-        ([(X, Y), (X[:, :1], Y)], (X, Y), "train client 1 has examples of shape (1,), client 0 of (2,)"),
-        ([None, (X, Y), (X, Y[:, None])], (X, Y), "train client 2 has targets of shape (1,), client 1 of ()"),
-        ([None, ([], [])], (X, Y), "train has no examples: all of its 2 pairs are empty, and one client at least must have some"),
+        (
+            [(X, Y), (X[:, :1], Y)],
+            (X, Y),
+            "train client 1 has examples of shape (1,), client 0 of (2,)",
+        ),
+        (
+            [None, (X, Y), (X, Y[:, None])],
+            (X, Y),
+            "train client 2 has targets of shape (1,), client 1 of ()",
+        ),
+        (
+            [None, ([], [])],
+            (X, Y),
+            "train has no examples: all of its 2 pairs are empty, and one client at least must have some",
+        ),
         ([(X, Y)], ([], []), "test has no examples: all of its 1 pairs are empty"),
-        ([(X, Y)] * 3, [(X, Y)] * 2, "test has 2 pairs and train 3: give one that all share, or one for each client"),
+        (
+            [(X, Y)] * 3,
+            [(X, Y)] * 2,
+            "test has 2 pairs and train 3: give one that all share, or one for each client",
+        ),
         ([(X, Y)], (X[:, :1], Y), "test examples have shape (1,), training examples (2,)"),
     ],
 )
@@ -553,10 +704,15 @@ def test_a_federation_shows_itself_in_a_line() -> None:
     assert repr(fed) in repr(rota.Task(rota.models.logistic, fed))
 
 
-def write_clients(root: Path, clients: int = 12, own_test: bool = False, **more: np.ndarray) -> Path:
+def write_clients(
+    root: Path, clients: int = 12, own_test: bool = False, **more: np.ndarray
+) -> Path:
     root.mkdir(exist_ok=True)
     for client in range(clients):
-        arrays = {"x": np.full((client + 1, 2), client, ">f8"), "y": np.arange(client + 1, dtype=np.uint16) % 3} | more
+        arrays = {
+            "x": np.full((client + 1, 2), client, ">f8"),
+            "y": np.arange(client + 1, dtype=np.uint16) % 3,
+        } | more
         tests = {"x_test": arrays["x"][:1], "y_test": arrays["y"][:1]} if own_test else {}
         np.savez(root / f"client{client}.npz", **arrays, **tests)
     if not own_test:
@@ -591,17 +747,38 @@ def _truncate(path: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (_truncate, "cannot be read"),
     "not a zip": (lambda p: p.write_bytes(b"hello"), "cannot be read"),
-    "pickled": (lambda p: np.savez(p, x=np.array([{}], object), y=np.zeros(1, int)), "cannot be read"),
-    "one array": (lambda p: (np.save(p.with_suffix(".npy"), np.zeros((1, 2))), p.with_suffix(".npy").replace(p)), "cannot be read"),
+    "pickled": (
+        lambda p: np.savez(p, x=np.array([{}], object), y=np.zeros(1, int)),
+        "cannot be read",
+    ),
+    "one array": (
+        lambda p: (
+            np.save(p.with_suffix(".npy"), np.zeros((1, 2))),
+            p.with_suffix(".npy").replace(p),
+        ),
+        "cannot be read",
+    ),
     "no y": (lambda p: np.savez(p, x=np.zeros((1, 2))), "no array named y"),
-    "words": (lambda p: np.savez(p, x=np.array([["a", "b"]]), y=np.zeros(1, int)), "array of numbers"),
-    "too few targets": (lambda p: np.savez(p, x=np.zeros((2, 2)), y=np.zeros(1, int)), "as many of each"),
+    "words": (
+        lambda p: np.savez(p, x=np.array([["a", "b"]]), y=np.zeros(1, int)),
+        "array of numbers",
+    ),
+    "too few targets": (
+        lambda p: np.savez(p, x=np.zeros((2, 2)), y=np.zeros(1, int)),
+        "as many of each",
+    ),
     "no examples": (lambda p: np.savez(p, x=np.zeros((0, 2)), y=np.zeros(0, int)), "at least one"),
     "negative labels": (lambda p: np.savez(p, x=np.zeros((1, 2)), y=np.array([-1])), "negative"),
-    "another shape": (lambda p: np.savez(p, x=np.zeros((1, 3)), y=np.zeros(1, int)), "make them agree"),
+    "another shape": (
+        lambda p: np.savez(p, x=np.zeros((1, 3)), y=np.zeros(1, int)),
+        "make them agree",
+    ),
     "another kind": (lambda p: np.savez(p, x=np.zeros((1, 2)), y=np.zeros(1)), "make them agree"),
     "NaN": (lambda p: np.savez(p, x=np.full((1, 2), np.nan), y=np.zeros(1, int)), "NaN"),
-    "two tests": (lambda p: np.savez(p, x=np.zeros((1, 2)), y=np.zeros(1, int), x_test=0, y_test=0), "keep only one kind"),
+    "two tests": (
+        lambda p: np.savez(p, x=np.zeros((1, 2)), y=np.zeros(1, int), x_test=0, y_test=0),
+        "keep only one kind",
+    ),
 }
 
 
@@ -644,19 +821,25 @@ class Rows:
 def flower(parts: dict[str, list[Rows]], **splits: Rows) -> Any:
     """As much of a FederatedDataset as the adapter uses."""
     return SimpleNamespace(
-        partitioners={split: SimpleNamespace(num_partitions=len(rows)) for split, rows in parts.items()},
+        partitioners={
+            split: SimpleNamespace(num_partitions=len(rows)) for split, rows in parts.items()
+        },
         load_partition=lambda i, split: parts[split][i],
         load_split=splits.__getitem__,
     )
 
 
 def pictures(count: int, shape: tuple[int, ...]) -> Rows:
-    return Rows(id=["a"] * count, img=np.full((count, *shape), 51, np.uint8), label=np.arange(count))
+    return Rows(
+        id=["a"] * count, img=np.full((count, *shape), 51, np.uint8), label=np.arange(count)
+    )
 
 
 @pytest.mark.parametrize(("shape", "expected"), [((4, 5), (1, 4, 5)), ((4, 5, 3), (3, 4, 5))])
 def test_from_flower_pictures(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    fed = rota.data.from_flower(flower({"train": [pictures(2, shape), pictures(4, shape)]}, test=pictures(6, shape)))
+    fed = rota.data.from_flower(
+        flower({"train": [pictures(2, shape), pictures(4, shape)]}, test=pictures(6, shape))
+    )
     assert fed.shape == expected
     assert fed.train.sizes.tolist() == [2, 4]
     assert fed.shared_test
@@ -666,7 +849,12 @@ def test_from_flower_pictures(shape: tuple[int, ...], expected: tuple[int, ...])
 
 def test_from_flower_tables() -> None:
     def table(count: int) -> Rows:
-        return Rows(age=np.arange(count), name=np.array(["n"] * count), weight=np.full(count, 0.5), ill=np.ones(count, int))
+        return Rows(
+            age=np.arange(count),
+            name=np.array(["n"] * count),
+            weight=np.full(count, 0.5),
+            ill=np.ones(count, int),
+        )
 
     data = flower({"train": [table(2), table(3)], "test": [table(1), table(1)]})
     fed = rota.data.from_flower(data, label="ill")
@@ -689,12 +877,22 @@ def test_from_flower_itself(tmp_path: Path) -> None:
     from flwr_datasets import FederatedDataset
 
     images = np.random.default_rng(0).integers(0, 256, (60, 4, 5), np.uint8)
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)})
+    kinds = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)}
+    )
     for split_name in ("train", "test"):
-        rows = datasets.Dataset.from_dict({"image": list(images), "label": [i % 3 for i in range(60)]}, features=kinds)
+        rows = datasets.Dataset.from_dict(
+            {"image": list(images), "label": [i % 3 for i in range(60)]}, features=kinds
+        )
         rows.to_parquet(tmp_path / f"{split_name}.parquet")
     found = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
-    data = FederatedDataset(dataset="parquet", data_files=found, partitioners={"train": 7}, cache_dir=str(tmp_path), shuffle=False)
+    data = FederatedDataset(
+        dataset="parquet",
+        data_files=found,
+        partitioners={"train": 7},
+        cache_dir=str(tmp_path),
+        shuffle=False,
+    )
     fed = rota.data.from_flower(data)
     assert fed.clients == 7
     assert fed.classes == 3
@@ -706,9 +904,16 @@ def test_from_flower_itself(tmp_path: Path) -> None:
 # --- clients without data
 
 
-FEW: dict[str, dict[str, object]] = {"pow-d": {"candidates": 3}, "cpow-d": {"candidates": 3}, "rpow-d": {"candidates": 3}}
+FEW: dict[str, dict[str, object]] = {
+    "pow-d": {"candidates": 3},
+    "cpow-d": {"candidates": 3},
+    "rpow-d": {"candidates": 3},
+}
 PAIRS = [(sampler, "stale-vre" if sampler == "mmfl-vre" else "fedavg") for sampler in SAMPLERS]
-PAIRS += [("mmfl-gvr" if estimator == "stale-vr" else "mmfl-random", estimator) for estimator in ESTIMATORS]
+PAIRS += [
+    ("mmfl-gvr" if estimator == "stale-vr" else "mmfl-random", estimator)
+    for estimator in ESTIMATORS
+]
 
 
 @pytest.mark.parametrize(("sampler", "estimator"), PAIRS)
@@ -717,9 +922,22 @@ def test_with_several_models_a_client_may_have_no_data_at_all(sampler: str, esti
         rota.Task(linear, federation([5, 0, 20, 0, 12, 9]), name="a"),
         rota.Task(linear, federation([7, 0, 0, 30, 12, 9], seed=1), name="b"),
     ]
-    options = {"budget": 2, **FEW.get(sampler, {})} if "budget" in registry.options("samplers", SAMPLERS[sampler]) else {}
-    run = rota.run(tasks, SAMPLERS[sampler](**options), estimator=ESTIMATORS[estimator](), rounds=6, engine="sequential")
-    drawn = {name: {client for line in run.records for client in line["cohort"][name]} for name in ("a", "b")}
+    options = (
+        {"budget": 2, **FEW.get(sampler, {})}
+        if "budget" in registry.options("samplers", SAMPLERS[sampler])
+        else {}
+    )
+    run = rota.run(
+        tasks,
+        SAMPLERS[sampler](**options),
+        estimator=ESTIMATORS[estimator](),
+        rounds=6,
+        engine="sequential",
+    )
+    drawn = {
+        name: {client for line in run.records for client in line["cohort"][name]}
+        for name in ("a", "b")
+    }
     assert drawn["a"] <= {0, 2, 4, 5}
     assert drawn["b"] <= {0, 3, 4, 5}
     assert any(drawn.values())

@@ -20,13 +20,13 @@ import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
 from rota.engine import ENGINES, Batched, Devices, Engine, batched, local, make, native, stack
-from rota.engine.clock import step_flops
 from rota.engine.schedule import Schedule, examples_of, grid, local_steps, widths
 from rota.engine.stack import Steps, active, same_gradient
 from rota.engine.trace import Unbatchable
 from rota.models import MODELS
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
+from rota.world.devices import step_flops
 
 
 @pytest.fixture(autouse=True, scope="module", params=["native", "stacks"])
@@ -39,10 +39,14 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def pairs(clients: list[int], models: list[int] | None = None) -> Plan:
     n = len(clients)
-    return Plan(np.array(clients, np.int64), np.array(models or [0] * n, np.int64), np.ones(n), np.ones(n))
+    return Plan(
+        np.array(clients, np.int64), np.array(models or [0] * n, np.int64), np.ones(n), np.ones(n)
+    )
 
 
-def collect(engine: Engine, models: list[Weights], plan: Plan, now: int = 1) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:
+def collect(
+    engine: Engine, models: list[Weights], plan: Plan, now: int = 1
+) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:
     """Plan row -> (update, buffers, its chunk)."""
     out = {}
     for chunk in engine.train(models, plan, now):
@@ -76,7 +80,9 @@ def plain(task: Task, start: Weights, client: int, model: int = 0) -> tuple[Weig
             if len(batch) < least:
                 continue
             loss = F.cross_entropy(module(x[batch]), y[batch])
-            pull = sum(((p - o) ** 2).sum() for p, o in zip(module.parameters(), origin, strict=True))
+            pull = sum(
+                ((p - o) ** 2).sum() for p, o in zip(module.parameters(), origin, strict=True)
+            )
             grads = torch.autograd.grad(loss + task.prox / 2 * pull, list(module.parameters()))
             with torch.no_grad():
                 for p, g in zip(module.parameters(), grads, strict=True):
@@ -89,7 +95,9 @@ def plain(task: Task, start: Weights, client: int, model: int = 0) -> tuple[Weig
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, classes))
+    return nn.Sequential(
+        nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, classes)
+    )
 
 
 WORK = {
@@ -107,7 +115,9 @@ SIZES = [9, 23, 16, 40]
 class TestEveryEngine:
     @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
     @pytest.mark.parametrize("model", [linear, mlp])
-    def test_a_row_is_a_plain_training_loop(self, name: str, work: dict[str, float], model: object) -> None:
+    def test_a_row_is_a_plain_training_loop(
+        self, name: str, work: dict[str, float], model: object
+    ) -> None:
         task = Task(model, federation(SIZES), **work)  # type: ignore[arg-type]
         engine = make(name, [task], Devices(), 0, "cpu")
         models = engine.initial()
@@ -132,7 +142,10 @@ class TestEveryEngine:
 
     def test_repeated_it_is_bit_identical(self, name: str) -> None:
         task = Task(network, federation(SIZES), batch=7)
-        first, second = (collect(e, e.initial(), pairs([0, 1, 3])) for e in (make(name, [task], Devices(), 0, "cpu") for _ in range(2)))
+        first, second = (
+            collect(e, e.initial(), pairs([0, 1, 3]))
+            for e in (make(name, [task], Devices(), 0, "cpu") for _ in range(2))
+        )
         assert all(torch.equal(first[row][0], second[row][0]) for row in first)
 
     def test_dropout_is_each_clients_own_and_each_rounds(self, name: str) -> None:
@@ -146,14 +159,19 @@ class TestEveryEngine:
         assert not any(torch.allclose(updates[i], updates[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
     def test_several_models_in_one_plan(self, name: str) -> None:
-        one, two = Task(linear, federation(SIZES), batch=7), Task(mlp, federation(SIZES, seed=1), batch=None, lr=0.05)
+        one, two = (
+            Task(linear, federation(SIZES), batch=7),
+            Task(mlp, federation(SIZES, seed=1), batch=None, lr=0.05),
+        )
         engine = make(name, [one, two], Devices(), 0, "cpu")
         models = engine.initial()
         plan = pairs([3, 0, 3], [1, 0, 0])
         for row, (update, _, _) in collect(engine, models, plan).items():
             client, model = int(plan.client[row]), int(plan.model[row])
             end, _, _ = plain([one, two][model], models[model], client, model)
-            torch.testing.assert_close(models[model].params - update, end.params, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                models[model].params - update, end.params, rtol=1e-4, atol=1e-5
+            )
 
     def test_a_single_example_cannot_be_batch_normalised(self, name: str) -> None:
         engine = make(name, [Task(mlp, federation([9, 1, 5]), batch=4)], Devices(), 0, "cpu")
@@ -177,7 +195,9 @@ class TestEveryEngine:
         module.eval()
         score = engine.evaluate(models)[0]
         outputs = module(task.data.test.x)
-        assert score.loss == pytest.approx(F.cross_entropy(outputs, task.data.test.y).item(), rel=1e-5)
+        assert score.loss == pytest.approx(
+            F.cross_entropy(outputs, task.data.test.y).item(), rel=1e-5
+        )
         hits = (outputs.argmax(1) == task.data.test.y).double()
         assert score.accuracy == pytest.approx(float(hits.mean()))
         if own_test:
@@ -206,16 +226,27 @@ class TestEveryEngine:
         run = rota.run([task], rota.sampling.Full(), rounds=20, engine=name, device="cpu")
         module = task.build(rng.key(0, "model", 0))
         for _ in range(20):
-            grads = torch.autograd.grad(F.cross_entropy(module(data.train.x), data.train.y), list(module.parameters()))
+            grads = torch.autograd.grad(
+                F.cross_entropy(module(data.train.x), data.train.y), list(module.parameters())
+            )
             with torch.no_grad():
                 for p, g in zip(module.parameters(), grads, strict=True):
                     p -= 0.3 * g
-        torch.testing.assert_close(run.state.models[0].params, weights.read(module).params, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            run.state.models[0].params, weights.read(module).params, rtol=1e-4, atol=1e-5
+        )
 
 
-@given(st.integers(1, 50), st.integers(1, 60) | st.none(), st.integers(1, 3), st.integers(1, 20) | st.none())
+@given(
+    st.integers(1, 50),
+    st.integers(1, 60) | st.none(),
+    st.integers(1, 3),
+    st.integers(1, 20) | st.none(),
+)
 @settings(max_examples=100, deadline=None)
-def test_batches_cover_every_epoch_once(examples: int, batch: int | None, epochs: int, steps: int | None) -> None:
+def test_batches_cover_every_epoch_once(
+    examples: int, batch: int | None, epochs: int, steps: int | None
+) -> None:
     task = replace(Task(linear, federation([3])), batch=batch, epochs=epochs, steps=steps)
     found = local.batches(task, examples, torch.tensor(7))
     per_epoch = 1 if batch is None else -(-examples // batch)
@@ -226,7 +257,9 @@ def test_batches_cover_every_epoch_once(examples: int, batch: int | None, epochs
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 20) | st.none())
 @settings(max_examples=100, deadline=None)
-def test_single_examples_are_left_out_for_batchnorm(examples: int, batch: int, steps: int | None) -> None:
+def test_single_examples_are_left_out_for_batchnorm(
+    examples: int, batch: int, steps: int | None
+) -> None:
     task = replace(Task(linear, federation([3])), batch=batch, epochs=2, steps=steps)
     found = local.batches(task, examples, torch.tensor(7), least=2)
     assert all(len(piece) >= 2 for piece in found)
@@ -236,10 +269,16 @@ def test_single_examples_are_left_out_for_batchnorm(examples: int, batch: int, s
         assert len(found) == (steps or 2 * (examples // batch + (examples % batch > 1)))
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.4), nn.Dropout1d(0.4), nn.Dropout2d(0.4), nn.Dropout3d(0.4)])
+@pytest.mark.parametrize(
+    "layer", [nn.Dropout(0.4), nn.Dropout1d(0.4), nn.Dropout2d(0.4), nn.Dropout3d(0.4)]
+)
 def test_addressed_dropout_keeps_the_mean_and_drops_as_often_as_asked(layer: nn.Module) -> None:
     layer.train()
-    x = torch.ones(200, 30, *[3] * {"Dropout1d": 1, "Dropout2d": 2, "Dropout3d": 3}.get(type(layer).__name__, 0))
+    x = torch.ones(
+        200,
+        30,
+        *[3] * {"Dropout1d": 1, "Dropout2d": 2, "Dropout3d": 3}.get(type(layer).__name__, 0),
+    )
     mode = local.Dropout(torch.tensor(3))
     with mode:
         first, second = layer(x), layer(x)
@@ -261,7 +300,9 @@ def test_addressed_dropout_keeps_the_mean_and_drops_as_often_as_asked(layer: nn.
 
 def test_lstm_flops_are_counted() -> None:
     x = torch.randint(0, 80, (4, 80))
-    task = Task(rota.models.lstm_shakespeare, rota.from_clients([(x, x[:, 0])], (x, x[:, 0]), classes=80))
+    task = Task(
+        rota.models.lstm_shakespeare, rota.from_clients([(x, x[:, 0])], (x, x[:, 0]), classes=80)
+    )
     products = 80 * (4 * 128 * (80 + 128) + 4 * 128 * (128 + 128)) + 128 * 80
     assert step_flops(task) == 3 * 2 * products
 
@@ -269,9 +310,17 @@ def test_lstm_flops_are_counted() -> None:
 def test_flops_are_counted_where_a_single_example_has_no_statistics() -> None:
     """BatchNorm without running statistics takes none of a single pixel, which is all that small images leave at the end."""
     x, y = torch.randn(4, 3, 8, 8), torch.arange(4)
-    task = Task(rota.models.preact_resnet18, rota.from_clients([(x, y)], (x, y), classes=10), batch=4)
+    task = Task(
+        rota.models.preact_resnet18, rota.from_clients([(x, y)], (x, y), classes=10), batch=4
+    )
     rest = [64 * 8**2 * 3 * 9, 512 * 10]  # the first convolution and the last layer
-    wide = [4 * 64**2 * 9 * 8**2, *((c // 2 * c * 9 + 3 * c**2 * 9 + c // 2 * c) * s**2 for c, s in ((128, 4), (256, 2), (512, 1)))]
+    wide = [
+        4 * 64**2 * 9 * 8**2,
+        *(
+            (c // 2 * c * 9 + 3 * c**2 * 9 + c // 2 * c) * s**2
+            for c, s in ((128, 4), (256, 2), (512, 1))
+        ),
+    ]
     assert step_flops(task) == 3 * 2 * sum([*rest, *wide])
 
 
@@ -305,13 +354,23 @@ class Unused(nn.Linear):
         self.spare = nn.Parameter(torch.ones(5))
 
 
-ODD = {"mixing": lambda: Mixing(4, 3), "counting": lambda: Counting(4, 3), "frozen": frozen, "unused": Unused}
+ODD = {
+    "mixing": lambda: Mixing(4, 3),
+    "counting": lambda: Counting(4, 3),
+    "frozen": frozen,
+    "unused": Unused,
+}
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = Task(ODD[kind], federation(SIZES), batch=7, weight_decay=0.1, name="odd")
-    plain, fast = make("sequential", [task], Devices(), 0, "cpu"), make("batched", [task], Devices(), 0, "cpu")
+    plain, fast = (
+        make("sequential", [task], Devices(), 0, "cpu"),
+        make("batched", [task], Devices(), 0, "cpu"),
+    )
     assert "task 'odd' runs on the sequential engine" in capsys.readouterr().err
     models = plain.initial()
     one, two = (collect(engine, models, pairs([0, 3])) for engine in (plain, fast))
@@ -321,7 +380,9 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(kind: str, capsys
 
 
 @pytest.mark.parametrize("spoilt", [0, 2, 3])
-def test_a_trial_that_rounding_spoils_is_repeated(spoilt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_rounding_spoils_is_repeated(
+    spoilt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[int]] = []
 
     def compare(steps: Any, found: torch.Tensor, pick: torch.Tensor, key: torch.Tensor) -> None:
@@ -336,7 +397,9 @@ def test_a_trial_that_rounding_spoils_is_repeated(spoilt: int, monkeypatch: pyte
     assert isinstance(fast, Batched)
     assert len(fast.families) == (spoilt < 3)
     assert len(seen) == min(3, spoilt + 1)
-    assert len({example for pick in seen for example in pick}) == sum(len(pick) for pick in seen), "other examples each time"
+    assert len({example for pick in seen for example in pick}) == sum(len(pick) for pick in seen), (
+        "other examples each time"
+    )
 
 
 ZOO = {
@@ -353,7 +416,11 @@ ZOO = {
     "mmfl_emnist": (1, 28, 28),
     "pfl_cnn": (3, 12, 12),
     "vgg9": (3, 16, 16),
-    "resnet18": (3, 16, 16),  # smaller ones leave a single pixel, whose statistics over two examples make of the last digit a seventh one
+    "resnet18": (
+        3,
+        16,
+        16,
+    ),  # smaller ones leave a single pixel, whose statistics over two examples make of the last digit a seventh one
     "preact_resnet18": (3, 16, 16),
     "lstm_shakespeare": (4,),
     "leaf_lstm": (4,),
@@ -366,22 +433,32 @@ def test_every_model_is_compared() -> None:
     assert set(ZOO) == set(MODELS)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ZOO])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ZOO]
+)
 def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: str) -> None:
     """Every model of the zoo, unequal clients, a partial last batch, dropout and BatchNorm, whatever the stack's size."""
     generator = torch.Generator().manual_seed(0)
     sizes, shape = [5, 8, 6, 3], ZOO[name]
     text = "lstm" in name
-    x = torch.randint(0, 80, (22, *shape), generator=generator) if text else torch.randn(22, *shape, generator=generator).double()
+    x = (
+        torch.randint(0, 80, (22, *shape), generator=generator)
+        if text
+        else torch.randn(22, *shape, generator=generator).double()
+    )
     classes = 80 if text else 10
     part = Part(x, torch.randint(0, classes, (22,), generator=generator), np.cumsum([0, *sizes]))
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
         wanted = inspect.signature(MODELS[name]).parameters
-        return MODELS[name](**{k: v for k, v in {"shape": shape, "classes": classes}.items() if k in wanted}).double()
+        return MODELS[name](
+            **{k: v for k, v in {"shape": shape, "classes": classes}.items() if k in wanted}
+        ).double()
 
     task = Task(build, Federation("zoo", part, part, classes), lr=0.05, batch=3)
-    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
+    )
     assert isinstance(fast, Batched)
     assert fast.families, "the model must be stackable"
     models = plain.initial()
@@ -398,15 +475,26 @@ def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: st
 def test_random_networks_plans_and_work(data: st.DataObject) -> None:
     """Networks, sizes, cohorts, optimisers and stack sizes at random: both engines agree."""
     sizes = data.draw(st.lists(st.integers(2, 14), min_size=2, max_size=6))
-    layers = data.draw(st.lists(st.sampled_from(["linear", "tanh", "dropout", "layernorm", "relu"]), max_size=4))
+    layers = data.draw(
+        st.lists(st.sampled_from(["linear", "tanh", "dropout", "layernorm", "relu"]), max_size=4)
+    )
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-        parts = {"tanh": nn.Tanh, "relu": nn.ReLU, "dropout": lambda: nn.Dropout(0.4), "layernorm": lambda: nn.LayerNorm(5)}
+        parts = {
+            "tanh": nn.Tanh,
+            "relu": nn.ReLU,
+            "dropout": lambda: nn.Dropout(0.4),
+            "layernorm": lambda: nn.LayerNorm(5),
+        }
         body = [nn.Linear(5, 5) if layer == "linear" else parts[layer]() for layer in layers]
         return nn.Sequential(nn.Linear(shape[0], 5), *body, nn.Linear(5, classes)).double()
 
     raw = federation(sizes)
-    fed = replace(raw, train=replace(raw.train, x=raw.train.x.double()), test=replace(raw.test, x=raw.test.x.double()))
+    fed = replace(
+        raw,
+        train=replace(raw.train, x=raw.train.x.double()),
+        test=replace(raw.test, x=raw.test.x.double()),
+    )
     work = data.draw(
         st.fixed_dictionaries(
             {"batch": st.sampled_from([1, 3, 5, None]), "epochs": st.integers(1, 2)},
@@ -422,14 +510,25 @@ def test_random_networks_plans_and_work(data: st.DataObject) -> None:
     )
     clients = data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True, min_size=1))
     task = Task(build, fed, lr=0.05, **work)
-    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
+    )
     most = data.draw(st.sampled_from([1, 2, 6]))
     fast._most = lambda *_: most  # type: ignore[attr-defined]
-    shift = torch.randn(len(clients), plain.initial()[0].params.numel(), dtype=torch.float64) if data.draw(st.booleans()) else None
+    shift = (
+        torch.randn(len(clients), plain.initial()[0].params.numel(), dtype=torch.float64)
+        if data.draw(st.booleans())
+        else None
+    )
     correction = None if shift is None else lambda rows: shift[rows]
     models = plain.initial()
     one, two = (
-        {r: u for c in e.train(models, pairs(clients), 2, correction) for r, u in zip(c.rows, c.update, strict=True)} for e in (plain, fast)
+        {
+            r: u
+            for c in e.train(models, pairs(clients), 2, correction)
+            for r, u in zip(c.rows, c.update, strict=True)
+        }
+        for e in (plain, fast)
     )
     for row, update in one.items():
         torch.testing.assert_close(two[row], update, rtol=1e-7, atol=1e-10)
@@ -447,13 +546,20 @@ OPTIMISERS = {
 @pytest.mark.parametrize("work", OPTIMISERS.values(), ids=OPTIMISERS)
 def test_local_optimisers_agree(work: dict[str, float]) -> None:
     task = Task(linear, federation(SIZES), batch=7, **work)  # type: ignore[arg-type]
-    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
+    )
     models = plain.initial()
     one, two = (collect(engine, models, pairs([3, 1, 0]), now=3) for engine in (plain, fast))
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
     usual = collect(plain, models, pairs([3, 1, 0]), now=3)
-    other = collect(make("sequential", [Task(linear, federation(SIZES), batch=7)], Devices(), 0, "cpu"), models, pairs([3, 1, 0]), now=3)
+    other = collect(
+        make("sequential", [Task(linear, federation(SIZES), batch=7)], Devices(), 0, "cpu"),
+        models,
+        pairs([3, 1, 0]),
+        now=3,
+    )
     assert not torch.allclose(usual[0][0], other[0][0]), "the option must matter"
 
 
@@ -470,11 +576,16 @@ def test_models_that_differ_in_lr_share_stacks() -> None:
 
 
 @pytest.mark.parametrize("library", ["0", "1"])
-def test_models_of_different_data_share_stacks_where_that_is_faster(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_different_data_share_stacks_where_that_is_faster(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ROTA_NATIVE", library)
     monkeypatch.setattr(batched, "joins", lambda _: True)
     one_data, other_data = federation(SIZES), federation([5, 40, 3, 8, 21])
-    tasks = [Task(linear, data, lr=lr, name=str(lr)) for lr, data in ((0.01, one_data), (0.1, other_data), (0.3, one_data))]
+    tasks = [
+        Task(linear, data, lr=lr, name=str(lr))
+        for lr, data in ((0.01, one_data), (0.1, other_data), (0.3, one_data))
+    ]
     plain, fast = (make(engine, tasks, Devices(), 0, "cpu") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     assert [family.models for family in fast.families] == [[0, 1, 2]]
@@ -482,16 +593,31 @@ def test_models_of_different_data_share_stacks_where_that_is_faster(library: str
     one, two = (collect(engine, plain.initial(), plan) for engine in (plain, fast))
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(fast.losses(plain.initial(), plan, 1)[0], plain.losses(plain.initial(), plan, 1)[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        fast.losses(plain.initial(), plan, 1)[0],
+        plain.losses(plain.initial(), plan, 1)[0],
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [(network, (4,)), (rota.models.kvib_cnn, (1, 16, 16)), (rota.models.preact_resnet18, (3, 8, 8)), (rota.models.mmfl_lstm, (3,))],
+    [
+        (network, (4,)),
+        (rota.models.kvib_cnn, (1, 16, 16)),
+        (rota.models.preact_resnet18, (3, 8, 8)),
+        (rota.models.mmfl_lstm, (3,)),
+    ],
 )
-def test_a_step_made_from_other_widths_is_the_traced_one(model: Any, shape: tuple[int, ...]) -> None:
+def test_a_step_made_from_other_widths_is_the_traced_one(
+    model: Any, shape: tuple[int, ...]
+) -> None:
     """Node by node: after two widths have been traced, no other is."""
-    x = torch.zeros(7, *shape) if len(shape) > 1 or model is network else torch.zeros(7, *shape, dtype=torch.int64)
+    x = (
+        torch.zeros(7, *shape)
+        if len(shape) > 1 or model is network
+        else torch.zeros(7, *shape, dtype=torch.int64)
+    )
     part = Part(x, torch.arange(7) % 3, np.array([0, 7]))
     task = Task(model, Federation("some", part, part, 3), lr=0.1, batch=None)
     made, traced = (Steps(task, task.build(), part.x, part.y) for _ in range(2))
@@ -512,15 +638,24 @@ def test_a_step_whose_computation_depends_on_the_width_is_traced_anew() -> None:
             return super().forward(x) * float(len(x))
 
     part = Part(torch.zeros(7, 4), torch.arange(7) % 3, np.array([0, 7]))
-    task = Task(lambda shape, classes: Odd(shape[0], classes), Federation("some", part, part, 3), lr=0.1, batch=None)
+    task = Task(
+        lambda shape, classes: Odd(shape[0], classes),
+        Federation("some", part, part, 3),
+        lr=0.1,
+        batch=None,
+    )
     steps = Steps(task, task.build(), part.x, part.y)
     for width in (6, 2, 4):
         steps.get(2, width, True)
     assert {width for _, width in steps.traced} == {6, 2, 4}
 
 
-@pytest.mark.parametrize(("least", "expected"), [(1, [500, 250, 125, 16, 8, 1]), (16, [500, 250, 125, 16, 16, 16])])
-def test_smaller_clients_share_the_batch_size_and_its_halves(least: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("least", "expected"), [(1, [500, 250, 125, 16, 8, 1]), (16, [500, 250, 125, 16, 16, 16])]
+)
+def test_smaller_clients_share_the_batch_size_and_its_halves(
+    least: int, expected: list[int]
+) -> None:
     task = Task(rota.models.logistic, federation([2, 3]), batch=500)
     assert widths(task, np.array([900, 250, 70, 9, 8, 1]), least=least).tolist() == expected
 
@@ -530,7 +665,11 @@ def test_padding_is_little_on_power_law_clients() -> None:
     task = Task(rota.models.logistic, rota.data.synthetic_kvib(), lr=0.02, batch=64)
     sizes = task.data.train.sizes
     wide, steps = widths(task, sizes, 1, 1), local_steps(task, sizes, 1)
-    slots = sum(int(width) * sum(active(sorted(steps[wide == width], reverse=True), int((wide == width).sum()))) for width in set(wide))
+    slots = sum(
+        int(width)
+        * sum(active(sorted(steps[wide == width], reverse=True), int((wide == width).sum())))
+        for width in set(wide)
+    )
     assert 1 - examples_of(task, sizes, 1).sum() / slots < 0.2
 
 
@@ -539,11 +678,15 @@ def test_the_grid_holds_and_wastes_little(n: int) -> None:
     assert n <= grid(n) <= n * 1.125
 
 
-def test_a_stack_without_memory_is_halved(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernels: str) -> None:
+def test_a_stack_without_memory_is_halved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernels: str
+) -> None:
     if kernels == "native":
         pytest.skip("the C library has no stacks")
     task = Task(linear, federation([9, 23, 16, 40, 5]), batch=7)
-    plain, fast = (make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    plain, fast = (
+        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
+    )
     assert isinstance(fast, Batched)
     run, tried = fast._run, []
 
@@ -555,7 +698,9 @@ def test_a_stack_without_memory_is_halved(monkeypatch: pytest.MonkeyPatch, capsy
         return run(f, width, todo, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fast, "_run", small)
-    one, two = (collect(engine, plain.initial(), pairs([3, 1, 0, 2, 4])) for engine in (plain, fast))
+    one, two = (
+        collect(engine, plain.initial(), pairs([3, 1, 0, 2, 4])) for engine in (plain, fast)
+    )
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
     assert max(tried) > 2

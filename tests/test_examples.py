@@ -18,10 +18,13 @@ from unittest import mock
 import pytest
 
 import rota
-from rota import cli_commands, recipe, registry, reproduce
+from rota import recipe
+from rota.cli import app as cli_app
 from rota.data import _NEEDED as NEEDS_FILES
 from rota.engine import ENGINES
-from rota.record import columns
+from rota.recipe import registry
+from rota.running.record import columns
+from rota_lab import reproduce
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -38,7 +41,14 @@ ROUNDS = 2
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(example: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, example], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, example],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) > 0.85
 
@@ -50,7 +60,9 @@ def test_an_example_is_short_and_linked(example: Path) -> None:
 
 
 def test_excerpts_are_what_the_examples_say() -> None:
-    classes = [text for kind, text in blocks(README) if kind == "python" and text.startswith("class ")]
+    classes = [
+        text for kind, text in blocks(README) if kind == "python" and text.startswith("class ")
+    ]
     assert classes
     for text in classes:
         assert any(text in example.read_text() for example in EXAMPLES)
@@ -79,7 +91,12 @@ def quickly(words: list[str], number: int) -> list[str] | None:
             raw = recipe.override(raw, setting)
         if {task["data"]["name"] for task in recipe.resolve(raw)["task"]} & set(NEEDS_FILES):
             return None
-        few = ["--set", f"rounds={ROUNDS}", "--engine", "sequential"]  # the batched engine's tracing would take longer than two rounds
+        few = [
+            "--set",
+            f"rounds={ROUNDS}",
+            "--engine",
+            "sequential",
+        ]  # the batched engine's tracing would take longer than two rounds
         return [*words, *few, *([] if "--out" in words else ["--out", f"runs/{number}"])]
     if words[0] == "bench":
         return ["bench", "--help"]
@@ -89,12 +106,18 @@ def quickly(words: list[str], number: int) -> list[str] | None:
 def call(words: list[str]) -> tuple[int, str, str]:
     """One rota command in this process: its status and what it said."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", ["rota", *words]):
-        return cli_commands.status(words), out.getvalue(), err.getvalue()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "argv", ["rota", *words]),
+    ):
+        return cli_app.status(words), out.getvalue(), err.getvalue()
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_a_page_does_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_does_what_it_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python blocks share their names, as in one session; a block that begins with "# NAME" is a file; commands run between them."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
@@ -104,7 +127,9 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest
         assert file or kind != "toml", "give a recipe a name to be run by: # NAME.toml"
         if file:
             Path(f"{file[1]}.{file[2]}").write_text(text)
-            monkeypatch.setitem(sys.modules, file[1], None)  # so that what is imported from it is forgotten afterwards
+            monkeypatch.setitem(
+                sys.modules, file[1], None
+            )  # so that what is imported from it is forgotten afterwards
             del sys.modules[file[1]]
         elif kind == "python":
             exec(compile(text, page, "exec"), names)
@@ -122,10 +147,17 @@ def test_no_two_pages_write_into_one_folder() -> None:
     """So that a reader can follow one page after the other."""
     folders: dict[str, str] = {}
     for page in PAGES:
-        for words in (words for kind, text in blocks(page.read_text()) if kind == "sh" for words in commands(text)):
+        for words in (
+            words
+            for kind, text in blocks(page.read_text())
+            if kind == "sh"
+            for words in commands(text)
+        ):
             if words[0] in ("run", "compare") and "--out" in words and "--resume" not in words:
                 folder, command = words[words.index("--out") + 1], shlex.join(words)
-                assert folders.setdefault(folder, command) == command, f"{page.name}: {folder} is taken"
+                assert folders.setdefault(folder, command) == command, (
+                    f"{page.name}: {folder} is taken"
+                )
 
 
 # --- what the pages name
@@ -142,7 +174,11 @@ class Link:
 
 def links() -> list[Link]:
     outside = re.compile(r"^(https?:|mailto:)")
-    found = [Link(page, target) for page in PAGES for target in re.findall(r"\]\(([^()\s]+)\)", prose(page.read_text()))]
+    found = [
+        Link(page, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^()\s]+)\)", prose(page.read_text()))
+    ]
     return [link for link in found if not outside.match(link.target)]
 
 
@@ -152,7 +188,10 @@ def prose(page: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as links call them."""
-    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", page.read_text(), re.M)}
+    return {
+        re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    }
 
 
 def test_links_lead_somewhere() -> None:
@@ -172,7 +211,10 @@ def table(page: str, first: str) -> dict[str, str]:
 
 
 def test_the_table_of_what_is_in_names_what_there_is() -> None:
-    known = {**{kind: set(members) for kind, members in registry.KINDS.items()}, "engines": set(ENGINES)}
+    known = {
+        **{kind: set(members) for kind, members in registry.KINDS.items()},
+        "engines": set(ENGINES),
+    }
     known["reproductions"] = set(reproduce.REPRODUCTIONS)
     rows = table(README, "kind")
     assert set(rows) == {*known, "local work"}
@@ -193,7 +235,11 @@ def test_every_public_name_comes_when_it_is_used() -> None:
 
 def test_every_command_is_in_the_readme() -> None:
     shown = {words[0] for kind, text in blocks(README) if kind == "sh" for words in commands(text)}
-    known = {command.name or command.callback.__name__ for command in cli_commands.app.registered_commands if command.callback}
+    known = {
+        command.name or command.callback.__name__
+        for command in cli_app.app.registered_commands
+        if command.callback
+    }
     assert shown == known
 
 
@@ -209,12 +255,16 @@ def test_every_key_of_a_recipe_is_explained() -> None:
 
 def test_every_column_of_a_round_is_explained(tmp_path: Path) -> None:
     config = recipe.resolve(recipe.override(recipe.read("fedavg-digits"), "rounds=1"))
-    from rota.experiment import execute
+    from rota.running.experiment import execute
 
-    run = execute(recipe.build(config), engine="sequential", device="cpu", out=tmp_path / "run", config=config)
+    run = execute(
+        recipe.build(config), engine="sequential", device="cpu", out=tmp_path / "run", config=config
+    )
     page = (ROOT / "docs" / "runs.md").read_text()
     keys = {*run.records[0], *(name.removeprefix("digits.") for name in columns(run.records))}
     assert not {key for key in keys if f"`{key}`" not in page}
     files = {path.name for path in (tmp_path / "run").iterdir()} | {"report.html"}
     assert files == {re.findall(r"`([\w.]+)", name)[0] for name in table(page, "file")}
-    assert files == {re.findall(r"`([\w.]+)", name)[0] for name in table(README, "in the run's folder")}
+    assert files == {
+        re.findall(r"`([\w.]+)", name)[0] for name in table(README, "in the run's folder")
+    }

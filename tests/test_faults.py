@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import resource
@@ -16,23 +17,34 @@ from typing import Any
 import pytest
 from test_store import Toy, contents, die_at, go_on, make, tidy
 
-from rota import experiment as experiments
 from rota.engine import ENGINES
 from rota.estimate import Yogi
-from rota.experiment import execute
 from rota.loop import Experiment
+from rota.running import experiment as experiments
+from rota.running.experiment import execute
 
 pytestmark = pytest.mark.faults
 
 # the command line with a checkpoint after every round, so that kills find it writing
-ROTA = "import rota.experiment as e, rota.cli; e.CHECKPOINT_SECONDS = e.CHECKPOINT_COSTS = -1; rota.cli.main()"
-SETTINGS = ["--set", "rounds=80", "--set", "server=yogi", "--set", "server.lr=0.05", "--set", "evaluate=3"]
+ROTA = "import rota.running.experiment as e, rota.cli; e.CHECKPOINT_SECONDS = e.CHECKPOINT_COSTS = -1; rota.cli.main()"
+SETTINGS = [
+    "--set",
+    "rounds=80",
+    "--set",
+    "server=yogi",
+    "--set",
+    "server.lr=0.05",
+    "--set",
+    "evaluate=3",
+]
 
 
 def rota(*arguments: str, **more: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", ROTA, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
 
 
 def begin(folder: Path, **more: Any) -> subprocess.Popen[str]:
@@ -111,9 +123,11 @@ def test_disk_full(tmp_path: Path, unbroken: dict[str, Any]) -> None:
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    for limit in (100_000, lines(folder) * 300):  # too little for the tensors; too little for the lines
+    # too little for the tensors; too little for the lines
+    for limit in (100_000, lines(folder) * 300):
         newest = max(folder.glob("checkpoint/0*"))
-        said = finish(begin(folder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))), status=1)  # noqa: B023
+        small = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+        said = finish(begin(folder, preexec_fn=small), status=1)
         assert "File too large" in said
         assert f"{folder}/config.toml --out {folder} --resume" in said
         assert newest.exists()
@@ -150,7 +164,9 @@ def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engi
     """Without the seconds that starting takes, for a few rounds each."""
     monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(experiments, "CHECKPOINT_COSTS", -1.0)
-    rounds, least = (40, 30) if engine == "sequential" else (10, 3)  # the batched one takes seconds to start
+    rounds, least = (
+        (40, 30) if engine == "sequential" else (10, 3)
+    )  # the batched one takes seconds to start
     experiment = make(rounds=rounds, server=Yogi(), evaluate=2)
     execute(experiment, engine=engine, out=tmp_path / "unbroken")
     seed = random.randrange(10**6)
@@ -160,7 +176,9 @@ def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engi
     while kills < least:
         run += 1
         folder = tmp_path / str(run)
-        while status := kill_one(experiment, folder, engine, chance.random() < 0.8, chance.uniform(0, 0.2)):
+        while status := kill_one(
+            experiment, folder, engine, chance.random() < 0.8, chance.uniform(0, 0.2)
+        ):
             assert status == -signal.SIGKILL
             kills += 1
         assert contents(folder) == contents(tmp_path / "unbroken")
@@ -168,7 +186,9 @@ def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engi
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["between writes", "inside a write"])
-def test_killed_at_every_file_operation_thrice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool) -> None:
+def test_killed_at_every_file_operation_thrice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
     """Die before operation k of the run, of the next, and of the one after it, then end: for every k."""
     monkeypatch.setitem(ENGINES, "toy", Toy)
     monkeypatch.setattr(os, "fsync", lambda _: None)

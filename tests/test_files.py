@@ -48,7 +48,9 @@ class Mirror:
                 if what != "no length":
                     self.send_header("Content-Length", str(len(BODY)))
                 self.end_headers()
-                self.wfile.write({"truncated": BODY[:100_000], "corrupt": b"\xff" + BODY[1:]}.get(what, BODY))
+                self.wfile.write(
+                    {"truncated": BODY[:100_000], "corrupt": b"\xff" + BODY[1:]}.get(what, BODY)
+                )
                 self.close_connection = True
 
             def log_message(self, *args: object) -> None:
@@ -56,7 +58,9 @@ class Mirror:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         self.thread.start()
 
     @property
@@ -105,7 +109,15 @@ def remote(*urls: str, aliases: tuple[str, ...] = ()) -> Remote:
     return Remote("file.bin", (MD5,), urls, aliases)
 
 
-@pytest.mark.parametrize("place", ["own/set/file.bin", "cache/rota/set/file.bin", "system/set/file.bin", "own/set/inner/other.bin"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "own/set/file.bin",
+        "cache/rota/set/file.bin",
+        "system/set/file.bin",
+        "own/set/inner/other.bin",
+    ],
+)
 def test_found_in_every_place(home: Path, place: str) -> None:
     file = remote(aliases=("inner/other.bin",))
     assert not files.at_hand("set", (file,))
@@ -120,9 +132,13 @@ def test_the_users_folder_comes_first(home: Path) -> None:
     assert files.find("set", (remote(),)) == {"file.bin": first}
 
 
-@pytest.mark.parametrize("data", [BODY[:-1], b"", b"\xff" + BODY[1:]], ids=["truncated", "empty", "corrupt"])
+@pytest.mark.parametrize(
+    "data", [BODY[:-1], b"", b"\xff" + BODY[1:]], ids=["truncated", "empty", "corrupt"]
+)
 @pytest.mark.parametrize("place", ["own/set/file.bin", "cache/rota/set/file.bin"])
-def test_a_damaged_file_is_named_and_left_alone(home: Path, mirrors: list[Mirror], data: bytes, place: str) -> None:
+def test_a_damaged_file_is_named_and_left_alone(
+    home: Path, mirrors: list[Mirror], data: bytes, place: str
+) -> None:
     path = put(home / place, data)
     with pytest.raises(BadInput, match="is damaged") as caught:
         files.find("set", (remote(mirrors[0].url),))
@@ -153,16 +169,25 @@ def test_download(home: Path, mirrors: list[Mirror], pauses: list[float], story:
 
 @pytest.mark.parametrize(
     ("script", "requests", "why"),
-    [("404", 1, "HTTP 404"), ("truncated", 3, "damaged|broke off"), ("corrupt", 3, "damaged"), ("503", 3, "HTTP 503")],
+    [
+        ("404", 1, "HTTP 404"),
+        ("truncated", 3, "damaged|broke off"),
+        ("corrupt", 3, "damaged"),
+        ("503", 3, "HTTP 503"),
+    ],
 )
-def test_a_bad_mirror(home: Path, mirrors: list[Mirror], pauses: list[float], script: str, requests: int, why: str) -> None:
+def test_a_bad_mirror(
+    home: Path, mirrors: list[Mirror], pauses: list[float], script: str, requests: int, why: str
+) -> None:
     mirrors[0].script = [script]
     with pytest.raises(BadInput, match=why):
         files.find("set", (remote(mirrors[0].url),))
     assert len(mirrors[0].asked) == requests
     assert pauses == [0.5, 1.0][: requests - 1]
     assert not [path for path in (home / "cache").rglob("*") if path.is_file()]
-    files.find("set", (remote(mirrors[0].url, mirrors[1].url),))  # the next mirror makes good for it
+    files.find(
+        "set", (remote(mirrors[0].url, mirrors[1].url),)
+    )  # the next mirror makes good for it
     assert len(mirrors[1].asked) == 1
 
 
@@ -178,7 +203,13 @@ def test_no_network_says_what_to_do_at_once(pauses: list[float]) -> None:
     wanted = (remote(_nobody()), Remote("second.bin", (MD5,), (_nobody(),)))
     with pytest.raises(BadInput) as caught:
         files.find("set", wanted)
-    for word in ("$ROTA_DATA/set", "file.bin, second.bin", "'digits'", "'synthetic'", "cannot be reached"):
+    for word in (
+        "$ROTA_DATA/set",
+        "file.bin, second.bin",
+        "'digits'",
+        "'synthetic'",
+        "cannot be reached",
+    ):
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
     assert pauses == []  # an unreachable mirror is not tried again
@@ -199,7 +230,9 @@ def test_without_a_name_server_one_mirror_is_asked(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("home")
-def test_a_silent_mirror_is_asked_once(mirrors: list[Mirror], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_mirror_is_asked_once(
+    mirrors: list[Mirror], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mirrors[0].script = ["say nothing"]
     monkeypatch.setattr(files, "TIMEOUT", 0.1)
     with pytest.raises(BadInput, match="does not answer"):

@@ -15,13 +15,13 @@ from torch import nn
 
 import rota
 from rota import loop, recipe
-from rota.availability import Availability
 from rota.data.federation import Federation, Part
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, Sgd
-from rota.experiment import Stuck, describe
 from rota.plan import Plan, Question, Seen, Task
+from rota.running.experiment import Stuck, describe
 from rota.sampling import SAMPLERS, Full, Lvr, Uniform
+from rota.world.availability import Availability
 
 
 def test_the_loop_fits_on_two_screens() -> None:
@@ -36,7 +36,9 @@ def test_it_learns(blobs: Federation) -> None:
 
 def test_same_seed_same_run_and_another_seed_another(blobs: Federation) -> None:
     task = Task(network, blobs, batch=6)
-    one, two, other = (rota.run([task], Uniform(3), rounds=4, seed=seed).records for seed in (1, 1, 2))
+    one, two, other = (
+        rota.run([task], Uniform(3), rounds=4, seed=seed).records for seed in (1, 1, 2)
+    )
     assert one == two
     assert one != other
 
@@ -46,8 +48,12 @@ def test_a_second_model_does_not_disturb_the_first(blobs: Federation) -> None:
     alone = rota.run([first], Full(), rounds=3)
     both = rota.run([first, second], Full(), rounds=3)
     assert torch.equal(alone.state.models[0].params, both.state.models[0].params)
-    assert [line["models"]["a"] for line in both.records] == [line["models"]["a"] for line in alone.records]
-    assert both.records[0]["accuracy"] == pytest.approx(np.mean([m["accuracy"] for m in both.records[0]["models"].values()]))
+    assert [line["models"]["a"] for line in both.records] == [
+        line["models"]["a"] for line in alone.records
+    ]
+    assert both.records[0]["accuracy"] == pytest.approx(
+        np.mean([m["accuracy"] for m in both.records[0]["models"].values()])
+    )
 
 
 def test_full_participation_averages_by_data_size(blobs: Federation) -> None:
@@ -71,15 +77,19 @@ class Watching:
 
     clients: tuple[int, ...]
 
-    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
         return {"norm": np.zeros(len(self.clients)), "failed": np.zeros(len(self.clients))}
 
-    def draw(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+    def draw(
+        self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator
+    ) -> Plan:
         client = np.array(self.clients, np.int64)
         zero = np.zeros(len(client), np.int64)
         return Plan(client, zero, np.ones(len(client)), shares[0, client])
 
-    def observe(self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def observe(
+        self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen
+    ) -> dict[str, np.ndarray]:
         return {"norm": seen.norm, "failed": state["failed"] + ~seen.ok}
 
 
@@ -109,13 +119,17 @@ def test_a_round_of_clients_with_too_few_examples_is_passed_over() -> None:
     engine = rota.engine.make("sequential", run.experiment.tasks, rota.Devices(), 0, "cpu")
     assert torch.equal(run.state.models[0].params, engine.initial()[0].params)
     assert (run.records[1]["bytes_up"], run.records[1]["client_seconds"]) == (0, 0)
-    with pytest.raises(BadInput, match=r"no client can train .*: give clients two examples or more"):
+    with pytest.raises(
+        BadInput, match=r"no client can train .*: give clients two examples or more"
+    ):
         rota.run([Task(network, federation([1, 1]))], Watching((1,)), rounds=2)
 
 
 def test_a_client_that_returns_nan_is_a_failed_row() -> None:
     run = rota.run([Task(fragile, sick([1]))], Watching((0, 1, 2)), rounds=3)
-    assert run.records[0]["failures"] == [{"client": 1, "model": "blobs", "reason": "the update is not finite"}]
+    assert run.records[0]["failures"] == [
+        {"client": 1, "model": "blobs", "reason": "the update is not finite"}
+    ]
     assert run.state.sampler["failed"].tolist() == [0, 3, 0]
     assert np.isnan(run.state.sampler["norm"]).tolist() == [False, True, False]
     assert torch.isfinite(run.state.models[0].params).all()
@@ -126,7 +140,10 @@ def test_a_client_that_returns_nan_is_a_failed_row() -> None:
 def test_who_fails_has_worked_and_sent_what_it_has() -> None:
     """The round waits for client 1, which is the largest."""
     costs = ("bytes_up", "bytes_down", "seconds", "client_seconds")
-    runs = [rota.run([Task(fragile, sick(ill, (6, 90, 6)))], Watching((0, 1, 2)), rounds=1) for ill in ([1], [])]
+    runs = [
+        rota.run([Task(fragile, sick(ill, (6, 90, 6)))], Watching((0, 1, 2)), rounds=1)
+        for ill in ([1], [])
+    ]
     failed, fine = ([run.records[0][key] for key in costs] for run in runs)
     assert [run.summary["failures"] for run in runs] == [1, 0]
     assert failed == fine
@@ -139,7 +156,11 @@ def test_rounds_in_which_everybody_fails_end_the_run(rounds: int, until: int) ->
         rota.run([Task(fragile, sick([0, 1, 2]))], Full(), rounds=rounds)
     few = Task(network, federation([1, 1, 1]), name="few")  # which fails for another reason
     with pytest.raises(Stuck, match=said.format(until, "a' and 'b")):
-        rota.run([few, *(Task(fragile, sick([0, 1, 2]), name=name) for name in "ab")], Full(), rounds=rounds)
+        rota.run(
+            [few, *(Task(fragile, sick([0, 1, 2]), name=name) for name in "ab")],
+            Full(),
+            rounds=rounds,
+        )
 
 
 @dataclass(frozen=True)
@@ -148,11 +169,15 @@ class InTurn:
 
     turns: tuple[tuple[int, ...], ...]
 
-    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
         return {"turn": np.zeros(1, np.int64)}
 
-    def draw(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Plan:
-        return Watching(self.turns[int(state["turn"][0]) % len(self.turns)]).draw(state, shares, generator)
+    def draw(
+        self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator
+    ) -> Plan:
+        return Watching(self.turns[int(state["turn"][0]) % len(self.turns)]).draw(
+            state, shares, generator
+        )
 
     def observe(self, state: dict[str, np.ndarray], *_: object) -> dict[str, np.ndarray]:
         return {"turn": state["turn"] + 1}
@@ -161,13 +186,18 @@ class InTurn:
 def test_only_rounds_in_a_row_end_it_and_those_without_clients_do_not_count() -> None:
     """Client 1 is ill, and drawn alone in most rounds."""
     task = Task(fragile, sick([1]))
-    assert rota.run([task], InTurn(((1,), (1,), (1,), (1,), (0,))), rounds=20).summary["failures"] == 16
+    assert (
+        rota.run([task], InTurn(((1,), (1,), (1,), (1,), (0,))), rounds=20).summary["failures"]
+        == 16
+    )
     with pytest.raises(Stuck, match="round 9: no client's update could be used in 5 rounds"):
         rota.run([task], InTurn(((1,), ())), rounds=20)
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in ("full", "mmfl-vre")])
-def test_a_model_that_nobody_can_train_does_not_end_the_others(sampler: str, blobs: Federation) -> None:
+def test_a_model_that_nobody_can_train_does_not_end_the_others(
+    sampler: str, blobs: Federation
+) -> None:
     dead = Task(fragile, sick([*range(6)], (5, 12, 20, 31, 8, 17)), name="dead")
     run = rota.run([dead, Task(linear, blobs, name="fine")], SAMPLERS[sampler](budget=2), rounds=12)  # type: ignore[call-arg]
     assert sum(line["models"]["fine"]["trained"] for line in run.records) > 0
@@ -195,7 +225,9 @@ def test_a_client_whose_training_raises_is_a_failed_row() -> None:
     run = rota.run([task], Full(), rounds=2)
     for line in run.records:
         assert [(f["client"], f["model"]) for f in line["failures"]] == [(1, "odd")]
-        assert re.fullmatch(r"ValueError: sensor overflow \(test_loop.py, line \d+\)", line["failures"][0]["reason"])
+        assert re.fullmatch(
+            r"ValueError: sensor overflow \(test_loop.py, line \d+\)", line["failures"][0]["reason"]
+        )
     well = rota.run([Task(linear, ill([]))], Full(), rounds=2)
     assert run.summary["bytes_up"] * 3 == well.summary["bytes_up"] * 2, "it sends nothing"
     assert run.summary["bytes_down"] == well.summary["bytes_down"]
@@ -208,11 +240,17 @@ def test_training_that_raises_for_everybody_ends_the_run() -> None:
         rota.run([task], Full(), rounds=2)
 
 
-FULL = [torch.OutOfMemoryError("full"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")]
+FULL = [
+    torch.OutOfMemoryError("full"),
+    MemoryError(),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."),
+]
 
 
 @pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
-def test_a_machine_without_memory_is_no_clients_failure(error: Exception, blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_memory_is_no_clients_failure(
+    error: Exception, blobs: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise error
 
@@ -228,8 +266,14 @@ def test_who_raises_when_asked_for_a_loss_is_a_failed_answer() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return Sensitive.forward(self.train(), x)
 
-    run = rota.run([Task(lambda shape, classes: Always(shape[0], classes), ill([1]), name="odd")], Lvr(2), rounds=2)
-    assert all({"client": 1, "model": "odd"}.items() <= line["failures"][0].items() for line in run.records)
+    run = rota.run(
+        [Task(lambda shape, classes: Always(shape[0], classes), ill([1]), name="odd")],
+        Lvr(2),
+        rounds=2,
+    )
+    assert all(
+        {"client": 1, "model": "odd"}.items() <= line["failures"][0].items() for line in run.records
+    )
     assert [line["models"]["odd"]["trained"] for line in run.records] != [0, 0]
 
 
@@ -270,18 +314,28 @@ def test_norms_reach_the_sampler(blobs: Federation) -> None:
 
 @pytest.mark.parametrize("models", [1, 2, 4])
 def test_a_client_trains_its_models_one_after_the_other(models: int) -> None:
-    run = rota.run([Task(linear, federation([30, 20]), name=str(s)) for s in range(models)], Full(), rounds=1)
+    run = rota.run(
+        [Task(linear, federation([30, 20]), name=str(s)) for s in range(models)], Full(), rounds=1
+    )
     (line,) = run.records
-    engine = rota.engine.make("sequential", [Task(linear, federation([30, 20]))], rota.Devices(), 0, "cpu")
+    engine = rota.engine.make(
+        "sequential", [Task(linear, federation([30, 20]))], rota.Devices(), 0, "cpu"
+    )
     nbytes = run.state.models[0].nbytes
-    assert line["seconds"] == pytest.approx(models * engine.seconds(0, np.array([0]), np.array([30]), 2 * nbytes)[0])
-    assert line["client_seconds"] == pytest.approx(models * engine.seconds(0, np.arange(2), np.array([30, 20]), 0).sum())
+    assert line["seconds"] == pytest.approx(
+        models * engine.seconds(0, np.array([0]), np.array([30]), 2 * nbytes)[0]
+    )
+    assert line["client_seconds"] == pytest.approx(
+        models * engine.seconds(0, np.arange(2), np.array([30, 20]), 0).sum()
+    )
 
 
 def test_the_summary_has_the_most_that_the_server_held() -> None:
     @dataclass(frozen=True)
     class Swelling(Watching):
-        def observe(self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+        def observe(
+            self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen
+        ) -> dict[str, np.ndarray]:
             return {"norm": np.zeros(30 if len(state["norm"]) == 2 else 3)}
 
     run = rota.run([Task(linear, federation([6, 6, 6]))], Swelling((0, 1)), rounds=3)
@@ -298,7 +352,10 @@ def test_the_clock_waits_for_the_slowest_and_bytes_add_up(blobs: Federation) -> 
 
 
 def test_server_memory_counts_moments(blobs: Federation) -> None:
-    plain, adam = (rota.run([Task(linear, blobs)], Full(), rounds=1, server=s).records[0]["server_bytes"] for s in (Sgd(), Adam()))
+    plain, adam = (
+        rota.run([Task(linear, blobs)], Full(), rounds=1, server=s).records[0]["server_bytes"]
+        for s in (Sgd(), Adam())
+    )
     assert adam == pytest.approx(3 * plain, abs=8)
 
 
@@ -314,13 +371,22 @@ def test_it_stops_at_the_target_and_tests_only_when_asked(blobs: Federation) -> 
 
 def test_a_run_from_python_is_called_as_a_recipe_calls_it(blobs: Federation) -> None:
     tasks = [Task(linear, blobs)]
-    known = describe(rota.Experiment(tasks, rota.sampling.KVibPairs(3), rota.estimate.StaleVr(), Adam()))
-    assert [known[key]["name"] for key in ("sampler", "estimator", "server")] == ["mmfl-kvib", "stale-vr", "adam"]
+    known = describe(
+        rota.Experiment(tasks, rota.sampling.KVibPairs(3), rota.estimate.StaleVr(), Adam())
+    )
+    assert [known[key]["name"] for key in ("sampler", "estimator", "server")] == [
+        "mmfl-kvib",
+        "stale-vr",
+        "adam",
+    ]
     assert known["sampler"]["budget"] == 3
     own = describe(rota.Experiment(tasks, Watching((1, 2))))
     assert own["sampler"] == {"name": "Watching", "clients": [1, 2]}
     config = recipe.resolve(recipe.read("fedavg-digits"))
-    assert [set(own[key]) == set(config[key]) for key in ("estimator", "server", "devices", "availability")] == [True] * 4
+    assert [
+        set(own[key]) == set(config[key])
+        for key in ("estimator", "server", "devices", "availability")
+    ] == [True] * 4
 
 
 def test_scores_that_are_not_alike_are_not_averaged(blobs: Federation, tmp_path: Path) -> None:
@@ -330,7 +396,11 @@ def test_scores_that_are_not_alike_are_not_averaged(blobs: Federation, tmp_path:
     tasks = [Task(linear, blobs, name="a"), Task(linear, blobs, name="b", score=worse)]
     run = rota.run(tasks, Full(), rounds=3, evaluate=2, out=tmp_path / "a")
     whole = ("accuracy", "loss", "worst_accuracy", "accuracy_spread")
-    assert {line[key] for line in run.records for key in whole} == {run.summary[key] for key in whole} == {None}
+    assert (
+        {line[key] for line in run.records for key in whole}
+        == {run.summary[key] for key in whole}
+        == {None}
+    )
     assert ["accuracy" in line["models"]["b"] for line in run.records] == [False, True, True]
     assert run.summary["models"]["a"]["accuracy"] == run.records[-1]["models"]["a"]["accuracy"] > 0
     assert run.summary["models"]["b"]["best_accuracy"] < 0
@@ -338,7 +408,10 @@ def test_scores_that_are_not_alike_are_not_averaged(blobs: Federation, tmp_path:
     assert again.summary["models"] == run.summary["models"]
     alike = rota.run([replace(task, score=worse) for task in tasks], Full(), rounds=1)
     assert alike.summary["worst_accuracy"] <= alike.summary["accuracy"] < 0
-    with pytest.raises(BadInput, match="target is one number for all models, but the tasks have different scores: leave target out"):
+    with pytest.raises(
+        BadInput,
+        match="target is one number for all models, but the tasks have different scores: leave target out",
+    ):
         rota.run(tasks, Full(), rounds=3, target=0.5)
 
 
@@ -371,14 +444,18 @@ class Attentive:
     told: list[tuple[np.ndarray, np.ndarray, Seen]] = field(default_factory=list)
     heard: list[Seen] = field(default_factory=list)
 
-    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def init(self, shares: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
         return {}
 
-    def draw(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+    def draw(
+        self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator
+    ) -> Plan:
         self.told.append((shares, shares, Seen.nothing(0)))
         return rota.sampling.draw.everybody(shares)
 
-    def observe(self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def observe(
+        self, state: dict[str, np.ndarray], shares: np.ndarray, plan: Plan, seen: Seen
+    ) -> dict[str, np.ndarray]:
         self.told[-1] = (self.told[-1][0], shares, seen)
         return state
 
@@ -387,10 +464,12 @@ class Attentive:
 class Asking(Attentive):
     """Asks them before, too."""
 
-    def ask(self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(
+        self, state: dict[str, np.ndarray], shares: np.ndarray, generator: np.random.Generator
+    ) -> Question:
         return Question(rota.sampling.draw.everybody(shares), "norm")
 
-    def hear(self, state: dict[str, np.ndarray], plan: Plan, seen: Seen) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def hear(self, state: dict[str, np.ndarray], plan: Plan, seen: Seen) -> dict[str, np.ndarray]:
         self.heard.append(seen)
         return state
 
@@ -405,7 +484,10 @@ def test_a_sampler_observes_by_the_shares_that_it_drew_by(blobs: Federation) -> 
 def test_rows_have_the_pace_of_their_model_asked_and_drawn(blobs: Federation) -> None:
     """Each model's learning rate of the round, in parts of the largest: 0.1 and 0.4, then 0.1 and 0.2, then equal, then 0.05 and 0.1."""
     sampler = Asking()
-    slow, fast = Task(linear, blobs, lr=0.1, name="slow"), Task(linear, blobs, lr=0.4, lr_decay=0.5, name="fast")
+    slow, fast = (
+        Task(linear, blobs, lr=0.1, name="slow"),
+        Task(linear, blobs, lr=0.4, lr_decay=0.5, name="fast"),
+    )
     rota.run([slow, fast], sampler, rounds=4)
     expected = [(0.25, 1.0), (0.5, 1.0), (1.0, 1.0), (1.0, 0.5)]
     for seen in ([seen for _, _, seen in sampler.told], sampler.heard):
@@ -419,7 +501,11 @@ def test_soft_labels_take_the_default_loss(blobs: Federation) -> None:
         return replace(part, y=torch.softmax(torch.eye(3)[part.y] * 3, dim=1))
 
     data = replace(blobs, train=soft(blobs.train), test=soft(blobs.test))
-    task = Task(linear, data, score=lambda outputs, targets: (outputs.argmax(-1) == targets.argmax(-1)).float())
+    task = Task(
+        linear,
+        data,
+        score=lambda outputs, targets: (outputs.argmax(-1) == targets.argmax(-1)).float(),
+    )
     assert rota.run([task], Full(), rounds=8).summary["accuracy"] > 0.6
 
 
@@ -430,5 +516,7 @@ class Judge:
 
 def test_one_method_of_one_object_is_one_score(blobs: Federation) -> None:
     judge = Judge()
-    run = rota.run([Task(linear, blobs, score=judge.score, name=name) for name in "ab"], Full(), rounds=1)
+    run = rota.run(
+        [Task(linear, blobs, score=judge.score, name=name) for name in "ab"], Full(), rounds=1
+    )
     assert run.summary["accuracy"] is not None

@@ -15,13 +15,14 @@ from conftest import federation, linear, network
 from scipy.optimize import minimize
 
 import rota
-from rota import experiment, loop, metrics, recipe
+from rota import loop, recipe
 from rota.data.federation import Federation
 from rota.engine import make
 from rota.errors import BadInput
-from rota.metrics import METRICS, Meter, Updates, look, measure
 from rota.plan import Task
-from rota.sampling import SAMPLERS, draw
+from rota.running import experiment
+from rota.sampling import SAMPLERS, draw, metrics
+from rota.sampling.metrics import METRICS, Meter, Updates, look, measure
 
 NEW = {*METRICS, *(f"{name}_total" for name in metrics.SUMMED)}
 CLIENTS, DRAWS = 5, 3
@@ -31,7 +32,9 @@ def instance(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """x_i = d_i g_i of five clients, and rates that sum to 3, none above 1."""
     generator = np.random.default_rng(seed)
     rates = generator.uniform(0.3, 1, CLIENTS)
-    return generator.normal(size=(CLIENTS, 4)) * generator.lognormal(0, 1, (CLIENTS, 1)), DRAWS * rates / rates.sum()
+    return generator.normal(size=(CLIENTS, 4)) * generator.lognormal(
+        0, 1, (CLIENTS, 1)
+    ), DRAWS * rates / rates.sum()
 
 
 def outcomes(procedure: str, rates: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
@@ -47,7 +50,10 @@ def outcomes(procedure: str, rates: np.ndarray) -> Iterator[tuple[float, np.ndar
             yield 1 / len(cohorts), np.isin(np.arange(CLIENTS), cohort) * CLIENTS / DRAWS
     elif procedure == "multinomial":
         for cohort in product(range(CLIENTS), repeat=DRAWS):
-            yield float(q[list(cohort)].prod()), np.bincount(cohort, minlength=CLIENTS) / (DRAWS * q)
+            yield (
+                float(q[list(cohort)].prod()),
+                np.bincount(cohort, minlength=CLIENTS) / (DRAWS * q),
+            )
     else:
         for cohort in permutations(range(CLIENTS), DRAWS):
             chance, left, weight = 1.0, 1.0, np.zeros(CLIENTS)
@@ -59,7 +65,10 @@ def outcomes(procedure: str, rates: np.ndarray) -> Iterator[tuple[float, np.ndar
 
 
 def brute(procedure: str, rates: np.ndarray, x: np.ndarray) -> float:
-    return sum(chance * float(((weight @ x - x.sum(axis=0)) ** 2).sum()) for chance, weight in outcomes(procedure, rates))
+    return sum(
+        chance * float(((weight @ x - x.sum(axis=0)) ** 2).sum())
+        for chance, weight in outcomes(procedure, rates)
+    )
 
 
 def updates(x: np.ndarray) -> Updates:
@@ -95,7 +104,9 @@ def test_measures_against_enumeration_and_a_solver(procedure: draw.Procedure, se
     assert got["regret"] == pytest.approx((scores**2 / rates).sum() - least, rel=1e-5, abs=1e-6)
     assert got["variance"] == pytest.approx(brute(procedure, rates, x), rel=1e-8)
     assert got["improvement"] == pytest.approx(brute("independent", optimal, x) / uniform, rel=1e-4)
-    assert got["quality"] == pytest.approx((brute(procedure, rates, x) - brute("independent", optimal, x)) / uniform, rel=1e-4)
+    assert got["quality"] == pytest.approx(
+        (brute(procedure, rates, x) - brute("independent", optimal, x)) / uniform, rel=1e-4
+    )
 
 
 def test_models_are_summed_and_ratios_are_of_sums() -> None:
@@ -114,9 +125,16 @@ def test_models_are_summed_and_ratios_are_of_sums() -> None:
 
 
 def test_a_model_without_clients_and_updates_of_zero() -> None:
-    nothing = measure("independent", np.zeros((1, 3)), np.zeros((1, 3)), [Updates(np.zeros(0), 0.0, None)])
+    nothing = measure(
+        "independent", np.zeros((1, 3)), np.zeros((1, 3)), [Updates(np.zeros(0), 0.0, None)]
+    )
     assert nothing == {"cost": 0, "regret": 0, "variance": 0, "improvement": None, "quality": None}
-    still = measure("independent", np.full((1, 3), 0.5), np.full((1, 3), 1 / 3), [Updates(np.zeros(3), 0.0, None)])
+    still = measure(
+        "independent",
+        np.full((1, 3), 0.5),
+        np.full((1, 3), 1 / 3),
+        [Updates(np.zeros(3), 0.0, None)],
+    )
     assert still["improvement"] is None
     assert still["regret"] == 0
 
@@ -132,7 +150,10 @@ def test_everybody_is_looked_at_as_if_drawn(blobs: Federation) -> None:
     assert len(plan) > 3
     for chunk in engine.train(models, plan, 7):
         client = plan.client[chunk.rows]
-        norms = setting.shares[chunk.model, client] * torch.linalg.vector_norm(chunk.update, dim=1).numpy()
+        norms = (
+            setting.shares[chunk.model, client]
+            * torch.linalg.vector_norm(chunk.update, dim=1).numpy()
+        )
         assert seen[chunk.model].scores[client] == pytest.approx(norms, rel=1e-4)
     for each in seen:
         assert each.products is not None
@@ -140,31 +161,49 @@ def test_everybody_is_looked_at_as_if_drawn(blobs: Federation) -> None:
         assert np.sqrt(each.products.sum()) == pytest.approx(each.total, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["kvib", "kvib-full", "optimal", "vrb", "avare", "osmd-adaptive", "uniform", "proportional"])
+@pytest.mark.parametrize(
+    "name",
+    ["kvib", "kvib-full", "optimal", "vrb", "avare", "osmd-adaptive", "uniform", "proportional"],
+)
 def test_asking_changes_nothing_else(blobs: Federation, name: str) -> None:
     tasks = [Task(network, blobs, batch=6, name="a"), Task(linear, blobs, lr=0.05, name="b")]
     availability = rota.Availability(chance=0.8)
     runs: list[Any] = [
-        rota.run(tasks, SAMPLERS[name](budget=2), availability=availability, rounds=4, seed=5, metrics=asked)  # type: ignore[call-arg]
+        rota.run(
+            tasks,
+            SAMPLERS[name](budget=2),
+            availability=availability,
+            rounds=4,
+            seed=5,
+            metrics=asked,
+        )  # type: ignore[call-arg]
         for asked in ((), METRICS)
     ]
     plain, measured = (run.records for run in runs)
     assert not NEW & plain[0].keys()
     assert all(line.keys() >= NEW for line in measured)
-    assert [{key: value for key, value in line.items() if key not in NEW} for line in measured] == plain
+    assert [
+        {key: value for key, value in line.items() if key not in NEW} for line in measured
+    ] == plain
     for one, two in zip(*(run.state.models for run in runs), strict=True):
         assert torch.equal(one.params, two.params)
     for name in metrics.SUMMED:
-        assert [line[f"{name}_total"] for line in measured] == pytest.approx(np.cumsum([line[name] for line in measured]).tolist())
+        assert [line[f"{name}_total"] for line in measured] == pytest.approx(
+            np.cumsum([line[name] for line in measured]).tolist()
+        )
         assert runs[1].summary[f"{name}_total"] == measured[-1][f"{name}_total"]
 
 
-def test_the_oracle_has_no_regret_and_uniform_has_the_variance_of_its_cohort(blobs: Federation) -> None:
+def test_the_oracle_has_no_regret_and_uniform_has_the_variance_of_its_cohort(
+    blobs: Federation,
+) -> None:
     task = Task(linear, blobs)
     oracle = rota.run([task], SAMPLERS["optimal"](budget=2), rounds=3, metrics=METRICS).records  # type: ignore[call-arg]
     assert [line["regret"] for line in oracle] == pytest.approx([0, 0, 0], abs=1e-12)
     assert [line["quality"] for line in oracle] == pytest.approx([0, 0, 0], abs=1e-9)
-    uniform = rota.run([task], SAMPLERS["uniform"](budget=6), rounds=3, metrics=["variance"]).records  # type: ignore[call-arg]
+    uniform = rota.run(
+        [task], SAMPLERS["uniform"](budget=6), rounds=3, metrics=["variance"]
+    ).records  # type: ignore[call-arg]
     assert [line["variance"] for line in uniform] == [0, 0, 0]
     assert "regret" not in uniform[0]
 
@@ -189,26 +228,40 @@ def test_sums_go_on_after_a_resume(blobs: Federation, tmp_path: Path) -> None:
                 raise RuntimeError("stop")
 
         sampler = SAMPLERS["kvib"](budget=2)  # type: ignore[call-arg]
-        rota.run([Task(linear, blobs)], sampler, rounds=5, metrics=["regret", "variance"], out=out, resume=resume, watch=watch)
+        rota.run(
+            [Task(linear, blobs)],
+            sampler,
+            rounds=5,
+            metrics=["regret", "variance"],
+            out=out,
+            resume=resume,
+            watch=watch,
+        )
 
     go(tmp_path / "whole")
     with pytest.raises(RuntimeError):
         go(tmp_path / "broken", stop=3)
     go(tmp_path / "broken", resume=True)
-    whole, broken = ((tmp_path / name / "rounds.jsonl").read_bytes() for name in ("whole", "broken"))
+    whole, broken = (
+        (tmp_path / name / "rounds.jsonl").read_bytes() for name in ("whole", "broken")
+    )
     assert whole == broken
     lines = [json.loads(line) for line in whole.splitlines()]
     assert lines[-1]["regret_total"] == pytest.approx(sum(line["regret"] for line in lines))
 
 
-def test_the_time_it_takes_is_not_the_runs(blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_it_takes_is_not_the_runs(
+    blobs: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow(Meter):
         def __call__(self, *args: Any) -> Any:
             self.seconds += 1000
             return super().__call__(*args)
 
     monkeypatch.setattr(experiment, "Meter", Slow)
-    summary = rota.run([Task(linear, blobs)], rounds=3, sampler=SAMPLERS["uniform"](budget=2), metrics=["regret"]).summary  # type: ignore[call-arg]
+    summary = rota.run(
+        [Task(linear, blobs)], rounds=3, sampler=SAMPLERS["uniform"](budget=2), metrics=["regret"]
+    ).summary  # type: ignore[call-arg]
     assert -3000 < summary["wall_seconds"] < -2900
 
 
@@ -216,7 +269,11 @@ def test_the_time_it_takes_is_not_the_runs(blobs: Federation, monkeypatch: pytes
     ("sampler", "asked", "message"),
     [
         ("kvib", ["regrets"], "metrics names 'regrets', which is none: did you mean 'regret'?"),
-        ("full", ["regret"], "the sampler 'full' does not draw all clients by probabilities of its own"),
+        (
+            "full",
+            ["regret"],
+            "the sampler 'full' does not draw all clients by probabilities of its own",
+        ),
         ("rpow-d", ["variance"], "the sampler 'rpow-d' does not draw all clients"),
         ("clustered-size", ["variance"], "the sampler 'clustered-size' does not draw all clients"),
         ("ocs", ["regret"], "the sampler 'ocs' does not draw all clients"),
@@ -229,7 +286,9 @@ def test_refused(blobs: Federation, sampler: str, asked: list[str], message: str
 
 
 def test_a_cohort_of_everybody_is_measured(blobs: Federation) -> None:
-    run = rota.run([Task(linear, blobs)], SAMPLERS["ocs"](budget=2, cohort=6), rounds=1, metrics=["regret"])  # type: ignore[call-arg]
+    run = rota.run(
+        [Task(linear, blobs)], SAMPLERS["ocs"](budget=2, cohort=6), rounds=1, metrics=["regret"]
+    )  # type: ignore[call-arg]
     assert run.records[0]["regret"] == pytest.approx(0, abs=1e-12)
 
 
@@ -241,7 +300,9 @@ def test_the_variance_of_sequential_draws_is_for_few_clients() -> None:
 
 
 def test_in_a_recipe() -> None:
-    config = recipe.resolve(recipe.override(recipe.read("kvib-synthetic"), 'metrics=["regret", "quality"]'))
+    config = recipe.resolve(
+        recipe.override(recipe.read("kvib-synthetic"), 'metrics=["regret", "quality"]')
+    )
     assert config["metrics"] == ["regret", "quality"]
     assert list(recipe.build(config).metrics) == ["regret", "quality"]
     assert recipe.resolve(recipe.read("kvib-synthetic"))["metrics"] == []

@@ -49,12 +49,19 @@ TABLE: list[tuple[str, dict[str, Any], Data, int, Data]] = [
     ("preact_resnet18", {}, CIFAR, 11_172_170, ((1, 9, 9), 3)),
     ("preact_resnet18", {"norm": "group"}, CIFAR, 11_172_170, ((1, 9, 9), 3)),
 ]
-IDS = ["-".join([name, *map(str, options.values()), *([str(data[1])] if data is FEMNIST else [])]) for name, options, data, _, _ in TABLE]
+IDS = [
+    "-".join([name, *map(str, options.values()), *([str(data[1])] if data is FEMNIST else [])])
+    for name, options, data, _, _ in TABLE
+]
 COUNTED = {"resnet18-batch-no-stats", "preact_resnet18-group"}
 # the resnets are slow and their norms alike: the two defaults and one GroupNorm do for the tests that run them
 EVERY = pytest.mark.parametrize(
     ("name", "options", "data"),
-    [(name, options, small) for (name, options, _, _, small), id in zip(TABLE, IDS, strict=True) if id not in COUNTED],
+    [
+        (name, options, small)
+        for (name, options, _, _, small), id in zip(TABLE, IDS, strict=True)
+        if id not in COUNTED
+    ],
     ids=[id for id in IDS if id not in COUNTED],
 )
 
@@ -74,7 +81,11 @@ def batch(data: Data, examples: int = 2) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(1)
     shape, classes = data
     text = len(shape) == 1 and classes in (7, 9, 80)
-    x = torch.randint(classes, (examples, *shape), generator=draw) if text else torch.randn(examples, *shape, generator=draw)
+    x = (
+        torch.randint(classes, (examples, *shape), generator=draw)
+        if text
+        else torch.randn(examples, *shape, generator=draw)
+    )
     return x, torch.randint(classes, (examples,), generator=draw)
 
 
@@ -83,7 +94,9 @@ def test_every_model_is_in_the_table() -> None:
     assert {name: getattr(models, name) for name in MODELS} == MODELS
 
 
-@pytest.mark.parametrize(("name", "options", "data", "parameters"), [row[:4] for row in TABLE], ids=IDS)
+@pytest.mark.parametrize(
+    ("name", "options", "data", "parameters"), [row[:4] for row in TABLE], ids=IDS
+)
 def test_parameters(name: str, options: dict[str, Any], data: Data, parameters: int) -> None:
     with torch.device("meta"):
         assert count(MODELS[name](shape=data[0], classes=data[1], **options)) == parameters
@@ -110,9 +123,18 @@ def test_parameters(name: str, options: dict[str, Any], data: Data, parameters: 
 )
 def test_layers_without_parameters(name: str, layers: str) -> None:
     """What a count of parameters cannot see."""
-    words = {nn.ReLU: "ReLU", nn.Tanh: "Tanh", nn.MaxPool2d: "pool", nn.Dropout: "drop", nn.Dropout2d: "drop2d"}
+    words = {
+        nn.ReLU: "ReLU",
+        nn.Tanh: "Tanh",
+        nn.MaxPool2d: "pool",
+        nn.Dropout: "drop",
+        nn.Dropout2d: "drop2d",
+    }
     found = [layer for layer in MODELS[name]().children() if type(layer) in words]
-    assert " ".join(words[type(layer)] + str(getattr(layer, "p", "")).lstrip("0") for layer in found) == layers
+    assert (
+        " ".join(words[type(layer)] + str(getattr(layer, "p", "")).lstrip("0") for layer in found)
+        == layers
+    )
     assert not any(getattr(layer, "inplace", False) for layer in found)
 
 
@@ -122,7 +144,10 @@ def test_defaults_are_the_paper_s_data(name: str) -> None:
     with torch.device("meta"):
         parameters = count(MODELS[name]())
     assert parameters == next(row[3] for row in TABLE if row[0] == name)
-    assert name == "logistic" or f"{parameters:,} parameters" in (MODELS[name].__doc__ or "").splitlines()[0]
+    assert (
+        name == "logistic"
+        or f"{parameters:,} parameters" in (MODELS[name].__doc__ or "").splitlines()[0]
+    )
 
 
 @EVERY
@@ -192,8 +217,14 @@ def test_maps_over_clients(name: str, options: dict[str, Any], data: Data) -> No
     x, y = batch(data, 4)
     x = x.double() if x.is_floating_point() else x
     xs, ys = x.view(2, 2, *data[0]), y.view(2, 2)
-    params = {k: torch.stack([dict(m.named_parameters())[k].detach() for m in clients]) for k, _ in clients[0].named_parameters()}
-    buffers = {k: torch.stack([dict(m.named_buffers())[k] for m in clients]) for k, _ in clients[0].named_buffers()}
+    params = {
+        k: torch.stack([dict(m.named_parameters())[k].detach() for m in clients])
+        for k, _ in clients[0].named_parameters()
+    }
+    buffers = {
+        k: torch.stack([dict(m.named_buffers())[k] for m in clients])
+        for k, _ in clients[0].named_buffers()
+    }
 
     def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(clients[0], (params, buffers), (x,)), y)
@@ -228,7 +259,9 @@ def test_data_that_do_not_fit(model: Callable[[], nn.Module], words: str) -> Non
 def test_lstm_is_torch_s() -> None:
     """The written-out layer has nn.LSTM's parameters, in its order, and gives its numbers."""
     own, fused = LSTM(5, 7), nn.LSTM(5, 7, batch_first=True)
-    assert [k.removesuffix("_l0") for k, _ in fused.named_parameters()] == [k for k, _ in own.named_parameters()]
+    assert [k.removesuffix("_l0") for k, _ in fused.named_parameters()] == [
+        k for k, _ in own.named_parameters()
+    ]
     weights.load(own, weights.read(fused))
     x = torch.randn(3, 11, 5)
     torch.testing.assert_close(own(x), fused(x)[0])
@@ -242,7 +275,9 @@ def test_an_engine_can_put_its_own_in_the_place_of_the_steps_in_time() -> None:
     seen = []
 
     class Watch(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
             seen.append(func)
             return torch.ones(3, 11, 7) if func is recurrent else func(*args, **(kwargs or {}))
 
@@ -261,4 +296,7 @@ def test_no_statistics_leaves_no_buffers() -> None:
 
 def test_one_hot_sees_every_character() -> None:
     x = torch.arange(9)[None]
-    assert torch.equal(models.lstm_shakespeare(shape=(9,), classes=9).get_submodule("one_hot")(x), torch.eye(9, dtype=torch.bool)[None])
+    assert torch.equal(
+        models.lstm_shakespeare(shape=(9,), classes=9).get_submodule("one_hot")(x),
+        torch.eye(9, dtype=torch.bool)[None],
+    )

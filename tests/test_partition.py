@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from rota import rng
 from rota.data.federation import Array, Examples, Partition, federate, match
-from rota.data.partition import PARTITIONS, POOLS, dirichlet, high_low, iid, natural, shards, three_way, unbalanced
+from rota.data.partition import (
+    PARTITIONS,
+    POOLS,
+    dirichlet,
+    high_low,
+    iid,
+    natural,
+    shards,
+    three_way,
+    unbalanced,
+)
 from rota.errors import BadInput
 
 
@@ -32,13 +42,22 @@ DATA = make(CLASSES, generator(1).integers(0, 120, 12_000))
 CASES: dict[str, list[Partition]] = {
     "iid": [iid(), iid(7), iid(12_000)],
     "shards": [shards(), shards(7, 3), shards(6_000, 2)],
-    "dirichlet": [dirichlet(), dirichlet(50, alpha=0.01, least=20), dirichlet(12_000), dirichlet(1)],
+    "dirichlet": [
+        dirichlet(),
+        dirichlet(50, alpha=0.01, least=20),
+        dirichlet(12_000),
+        dirichlet(1),
+    ],
     "three-way": [three_way(), three_way(0.35, clients=3), three_way(1.0)],
     "high-low": [high_low(), high_low(20, high=1.0, labels=1.0), high_low(40, high=0.0)],
     "unbalanced": [unbalanced(1), unbalanced(2, clients=50), unbalanced(3)],
     "natural": [natural(), natural(limit=20)],
 }
-ALL = [pytest.param(partition, name, id=f"{name}-{i}") for name, cases in CASES.items() for i, partition in enumerate(cases)]
+ALL = [
+    pytest.param(partition, name, id=f"{name}-{i}")
+    for name, cases in CASES.items()
+    for i, partition in enumerate(cases)
+]
 
 
 def sizes_of(owner: Array, clients: int) -> Array:
@@ -63,7 +82,9 @@ def test_any_partition(partition: Partition, name: str) -> None:
     np.testing.assert_array_equal(owner, again)
     other, _ = partition(DATA, generator(5))
     if clients > 1:
-        assert np.array_equal(owner, other) == (name == "natural"), "only natural clients do not depend on the seed"
+        assert np.array_equal(owner, other) == (name == "natural"), (
+            "only natural clients do not depend on the seed"
+        )
 
 
 @pytest.mark.parametrize(("partition", "name"), ALL)
@@ -114,7 +135,10 @@ REAL = Examples(torch.zeros(300, 1), torch.zeros(300))
         (high_low(2, missing=1.0), SMALL, "without data"),
         (natural(), SMALL, "no natural clients; use iid"),
         (unbalanced(), SMALL, "give unbalanced its clients"),
-        *((PARTITIONS[name](), REAL, "not class labels") for name in ("shards", "dirichlet", "three-way", "high-low")),
+        *(
+            (PARTITIONS[name](), REAL, "not class labels")
+            for name in ("shards", "dirichlet", "three-way", "high-low")
+        ),
     ],
 )
 def test_data_that_do_not_fit(partition: Partition, examples: Examples, words: str) -> None:
@@ -142,7 +166,12 @@ def test_iid_mixes_labels() -> None:
     assert abs(counts - 100).max() < 5 * np.sqrt(100 * 0.9)
 
 
-@given(clients=st.integers(1, 40), per_client=st.integers(1, 5), extra=st.integers(0, 150), seed=st.integers(0, 99))
+@given(
+    clients=st.integers(1, 40),
+    per_client=st.integers(1, 5),
+    extra=st.integers(0, 150),
+    seed=st.integers(0, 99),
+)
 def test_shards(clients: int, per_client: int, extra: int, seed: int) -> None:
     """A client owns per_client runs of the sorted labels; shards differ by one example at most."""
     total = clients * per_client
@@ -183,7 +212,15 @@ def test_dirichlet_follows_its_proportions() -> None:
     """The shares of a class have Dir(alpha)'s moments: mean 1/N, variance (1/N)(1 - 1/N) / (N alpha + 1)."""
     clients, alpha = 10, 0.7
     data = make(np.zeros(10_000))
-    draws = np.stack([sizes_of(dirichlet(clients, alpha)(data, generator(seed))[0], clients) for seed in range(400)]) / 10_000
+    draws = (
+        np.stack(
+            [
+                sizes_of(dirichlet(clients, alpha)(data, generator(seed))[0], clients)
+                for seed in range(400)
+            ]
+        )
+        / 10_000
+    )
     variance = 0.1 * 0.9 / (clients * alpha + 1)
     assert abs(draws.mean(axis=0) - 0.1).max() < 4 * np.sqrt(variance / 400)
     assert draws.var() == pytest.approx(variance, rel=0.15)
@@ -194,8 +231,15 @@ def test_dirichlet_favours_nobody_in_small_classes() -> None:
     assert abs(sizes_of(owner, 10) - 200).max() < 5 * np.sqrt(180)
 
 
-@given(clients=st.integers(1, 60), least=st.integers(1, 8), spare=st.integers(0, 60), seed=st.integers(0, 99))
-def test_dirichlet_gives_everyone_the_least(clients: int, least: int, spare: int, seed: int) -> None:
+@given(
+    clients=st.integers(1, 60),
+    least=st.integers(1, 8),
+    spare=st.integers(0, 60),
+    seed=st.integers(0, 99),
+)
+def test_dirichlet_gives_everyone_the_least(
+    clients: int, least: int, spare: int, seed: int
+) -> None:
     data = make(generator(seed).integers(0, 3, clients * least + spare))
     owner, _ = dirichlet(clients, alpha=0.05, least=least)(data, generator(seed))
     assert sizes_of(owner, clients).min() >= least
@@ -217,7 +261,13 @@ def test_three_way_labels() -> None:
     """At 0 % balanced a client sees the labels of its third only, and the smallest label pool decides the sizes."""
     fed = federate("s2", DATA, SMALL, three_way(0.0), classes=10)
     counts = fed.train.label_counts(10)
-    assert counts[:3, 4:].sum() == counts[3:6, :4].sum() == counts[3:6, 7:].sum() == counts[6:, :7].sum() == 0
+    assert (
+        counts[:3, 4:].sum()
+        == counts[3:6, :4].sum()
+        == counts[3:6, 7:].sum()
+        == counts[6:, :7].sum()
+        == 0
+    )
     pools = np.bincount(CLASSES)
     smallest = min(pools[:4].sum(), pools[4:7].sum(), pools[7:].sum())
     assert (fed.train.sizes == smallest // 3).all()
@@ -231,20 +281,29 @@ def test_three_way_mix(balanced: float, seed: int) -> None:
     assert np.ptp(sizes) == 0
     pools = np.array([36, 31, 33]) / 100
     # of a third's examples 1 - N are from its pool, and of the N random ones the pool's share
-    own = np.array([np.isin(CLASSES[owner // 3 == third], labels).mean() for third, labels in enumerate(POOLS)])
+    own = np.array(
+        [np.isin(CLASSES[owner // 3 == third], labels).mean() for third, labels in enumerate(POOLS)]
+    )
     assert abs(own - (1 - balanced + balanced * pools)).max() < 0.04
     # the clients of a third have the same mix
-    own = [np.isin(CLASSES[owner == client], labels).mean() for client, labels in enumerate(np.repeat(np.array(POOLS, object), 3))]
+    own = [
+        np.isin(CLASSES[owner == client], labels).mean()
+        for client, labels in enumerate(np.repeat(np.array(POOLS, object), 3))
+    ]
     assert max(np.ptp(own[:3]), np.ptp(own[3:6]), np.ptp(own[6:])) < 0.12
     # as large as can be: m <= pool / (1 - N + 3 N pool / n), in expectation
     smallest = min(np.isin(CLASSES, labels).sum() for labels in POOLS)
-    assert 3 * sizes[0] == pytest.approx(smallest / (1 - balanced + 3 * balanced * smallest / len(DATA)), rel=0.03)
+    assert 3 * sizes[0] == pytest.approx(
+        smallest / (1 - balanced + 3 * balanced * smallest / len(DATA)), rel=0.03
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_high_low(seed: int) -> None:
     """S0: the 12 last of 120 clients hold .526 of the data; each client 3 of 10 labels, dealt cyclically."""
-    fed = federate("mmfl", make(np.repeat(np.arange(10), 6000)), SMALL, high_low(), classes=10, seed=seed)
+    fed = federate(
+        "mmfl", make(np.repeat(np.arange(10), 6000)), SMALL, high_low(), classes=10, seed=seed
+    )
     sizes = fed.train.sizes
     assert 9 <= sizes[:108].min() <= sizes[:108].max() <= 15
     assert 90 <= sizes[108:].min() <= sizes[108:].max() <= 150
@@ -266,7 +325,9 @@ def test_high_low_sizes_reach_both_ends() -> None:
 
 
 def test_high_low_goes_on_with_other_labels_when_one_runs_out() -> None:
-    owner, _ = high_low(1, high=1.0, high_size=(10, 10), labels=1.0)(make(np.array([0] * 9 + [1])), generator())
+    owner, _ = high_low(1, high=1.0, high_size=(10, 10), labels=1.0)(
+        make(np.array([0] * 9 + [1])), generator()
+    )
     assert (owner == 0).all()
 
 
@@ -277,9 +338,14 @@ def test_high_low_missing() -> None:
     assert sizes[sizes > 0].min() >= 9
 
 
-@pytest.mark.parametrize(("version", "whole", "small", "share"), [(1, 0.1, 2.5, 0.82), (2, 0.2, 2.8, 0.90), (3, 0.5, 2.1, 0.98)])
+@pytest.mark.parametrize(
+    ("version", "whole", "small", "share"),
+    [(1, 0.1, 2.5, 0.82), (2, 0.2, 2.8, 0.90), (3, 0.5, 2.1, 0.98)],
+)
 @pytest.mark.parametrize("clients", [None, 120])
-def test_unbalanced(version: int, whole: float, small: float, share: float, clients: int | None) -> None:
+def test_unbalanced(
+    version: int, whole: float, small: float, share: float, clients: int | None
+) -> None:
     """S1's FEMNIST: 10/20/50 % of the clients hold 82/90/98 % of the data, the others 2 or 3 examples."""
     base, _ = (natural() if clients is None else iid(clients))(DATA, generator())
     owner, count = unbalanced(version, clients)(DATA, generator())
@@ -318,7 +384,14 @@ def test_match_deals_in_proportion(seed: int, clients: int, classes: int) -> Non
 
 
 def test_matched_test_split_follows_training() -> None:
-    fed = federate("matched", DATA, make(np.tile(np.arange(10), 1000)), dirichlet(20, alpha=0.3), classes=10, matched_test=True)
+    fed = federate(
+        "matched",
+        DATA,
+        make(np.tile(np.arange(10), 1000)),
+        dirichlet(20, alpha=0.3),
+        classes=10,
+        matched_test=True,
+    )
     assert not fed.shared_test
     train, test = fed.train.label_counts(10), fed.test.label_counts(10)
     assert (test.sum(axis=0) == 1000).all()

@@ -27,10 +27,12 @@ UNBIASED = Unbiased()
 class Asks:
     """Asks some clients one thing, remembers what it heard, and then draws some others."""
 
-    def __init__(self, what: Any, clients: list[int], drawn: list[int], examples: int | None = None) -> None:
+    def __init__(
+        self, what: Any, clients: list[int], drawn: list[int], examples: int | None = None
+    ) -> None:
         self.question, self.drawn = Question(rows(clients), what, examples), rows(drawn)
 
-    def init(self, shares: Array, rounds: int) -> dict[str, Array]:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> dict[str, Array]:
         return {}
 
     def ask(self, *_: Any) -> Question:
@@ -49,10 +51,17 @@ class Asks:
 
 
 def rows(clients: list[int]) -> Plan:
-    return Plan(np.array(clients, np.int64), np.zeros(len(clients), np.int64), np.ones(len(clients)), np.ones(len(clients)))
+    return Plan(
+        np.array(clients, np.int64),
+        np.zeros(len(clients), np.int64),
+        np.ones(len(clients)),
+        np.ones(len(clients)),
+    )
 
 
-def one_round(task: Task, sampler: Any, engine: str = "sequential", estimator: Any = UNBIASED) -> tuple[loop.State, dict[str, Any], Engine]:
+def one_round(
+    task: Task, sampler: Any, engine: str = "sequential", estimator: Any = UNBIASED
+) -> tuple[loop.State, dict[str, Any], Engine]:
     machine = make(engine, [task], DEVICES, 0, "cpu")
     experiment = rota.Experiment([task], sampler, estimator, devices=DEVICES)
     return *loop.play(experiment, machine, loop.begin(experiment, machine)), machine
@@ -61,9 +70,25 @@ def one_round(task: Task, sampler: Any, engine: str = "sequential", estimator: A
 def test_updates_of_rows_that_failed_are_not_kept() -> None:
     updates, ones = torch.arange(12.0).view(3, 4), np.ones(3)
     seen = Seen.nothing(5, updates=True)
-    seen.add(Chunk(np.array([4, 0, 2]), 0, 0.1, updates, updates[:, :0], ones, ones, ones, ones, ["", "it failed", ""]))
+    seen.add(
+        Chunk(
+            np.array([4, 0, 2]),
+            0,
+            0.1,
+            updates,
+            updates[:, :0],
+            ones,
+            ones,
+            ones,
+            ones,
+            ["", "it failed", ""],
+        )
+    )
     assert seen.update is not None
-    assert {row: update.tolist() for row, update in seen.update.items()} == {4: [0, 1, 2, 3], 2: [8, 9, 10, 11]}
+    assert {row: update.tolist() for row, update in seen.update.items()} == {
+        4: [0, 1, 2, 3],
+        2: [8, 9, 10, 11],
+    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -71,7 +96,11 @@ def test_norms_and_updates_are_those_of_training(blobs: Federation, engine: str)
     task, asked = Task(network, blobs, batch=6), [4, 1, 5]
     state, _, machine = one_round(task, Asks("update", asked, [0]), engine)
     chunks = machine.train(machine.initial(), rows(asked), 1)
-    updates = {int(row): update for chunk in chunks for row, update in zip(chunk.rows, chunk.update.numpy(), strict=True)}
+    updates = {
+        int(row): update
+        for chunk in chunks
+        for row, update in zip(chunk.rows, chunk.update.numpy(), strict=True)
+    }
     for row, update in updates.items():
         assert state.sampler[f"update.{row}"] == pytest.approx(update, abs=1e-6)
         assert state.sampler["norm"][row] == pytest.approx(np.linalg.norm(update))
@@ -81,8 +110,13 @@ def test_norms_and_updates_are_those_of_training(blobs: Federation, engine: str)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_losses_are_the_global_models_on_the_clients_training_examples(blobs: Federation, engine: str) -> None:
-    tasks = [Task(network, blobs, batch=6, name="a"), Task(linear, federation(SIZES, seed=3), name="b")]
+def test_losses_are_the_global_models_on_the_clients_training_examples(
+    blobs: Federation, engine: str
+) -> None:
+    tasks = [
+        Task(network, blobs, batch=6, name="a"),
+        Task(linear, federation(SIZES, seed=3), name="b"),
+    ]
     machine = make(engine, tasks, DEVICES, 0, "cpu")
     plan = Plan(np.array([2, 0, 5, 2]), np.array([0, 1, 0, 1]), np.ones(4), np.ones(4))
     losses, examples = machine.losses(machine.initial(), plan, 1)
@@ -92,7 +126,9 @@ def test_losses_are_the_global_models_on_the_clients_training_examples(blobs: Fe
         weights.load(module, machine.initial()[model])
         x, y = tasks[model].data.train.of(client)
         with torch.no_grad():
-            assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(module.eval()(x), y)), rel=1e-5)
+            assert loss == pytest.approx(
+                float(torch.nn.functional.cross_entropy(module.eval()(x), y)), rel=1e-5
+            )
 
 
 def test_losses_on_some_examples_are_addressed(blobs: Federation) -> None:
@@ -105,28 +141,51 @@ def test_losses_on_some_examples_are_addressed(blobs: Federation) -> None:
     assert examples.tolist() == [4, 4, 4]
     assert among[1] == pytest.approx(alone[0])
     assert later[0] != pytest.approx(alone[0])
-    assert machine.losses(start, rows([3]), 1, 100)[0] == pytest.approx(machine.losses(start, rows([3]), 1)[0])
+    assert machine.losses(start, rows([3]), 1, 100)[0] == pytest.approx(
+        machine.losses(start, rows([3]), 1)[0]
+    )
 
 
-@pytest.mark.parametrize(("estimator", "vectors"), [(UNBIASED, 1), (FedVarp(), 1), (Scaffold(), 2)], ids=["plain", "fedvarp", "scaffold"])
+@pytest.mark.parametrize(
+    ("estimator", "vectors"),
+    [(UNBIASED, 1), (FedVarp(), 1), (Scaffold(), 2)],
+    ids=["plain", "fedvarp", "scaffold"],
+)
 @pytest.mark.parametrize("what", ["loss", "norm", "update"])
-def test_a_probe_is_paid_for_and_nothing_is_paid_twice(blobs: Federation, what: str, estimator: Any, vectors: int) -> None:
+def test_a_probe_is_paid_for_and_nothing_is_paid_twice(
+    blobs: Federation, what: str, estimator: Any, vectors: int
+) -> None:
     """Clients 0-3 are asked; 2 and 3 are drawn after it, and so is 4, who has done nothing yet. With SCAFFOLD two vectors go each way,
     but the model alone where the loss is asked."""
-    _, record, machine = one_round(Task(linear, blobs), Asks(what, [0, 1, 2, 3], [2, 3, 4]), estimator=estimator)
+    _, record, machine = one_round(
+        Task(linear, blobs), Asks(what, [0, 1, 2, 3], [2, 3, 4]), estimator=estimator
+    )
     model = machine.initial()[0].nbytes
-    training, down, up = {"loss": (1 / 3, 1, 0), "norm": (1, vectors, 0), "update": (1, vectors, vectors)}[what]
+    training, down, up = {
+        "loss": (1 / 3, 1, 0),
+        "norm": (1, vectors, 0),
+        "update": (1, vectors, vectors),
+    }[what]
 
     def seconds(clients: list[int], work: float, ways: float) -> Array:
         return machine.seconds(0, np.array(clients), work * np.array(SIZES)[clients], ways * model)
 
     left = float(what == "loss"), 2 * vectors - down - up
-    first, then = seconds([0, 1, 2, 3], training, down + up), np.concatenate([seconds([2, 3], *left), seconds([4], 1, 2 * vectors)])
+    first, then = (
+        seconds([0, 1, 2, 3], training, down + up),
+        np.concatenate([seconds([2, 3], *left), seconds([4], 1, 2 * vectors)]),
+    )
     assert record["seconds"] == pytest.approx(first.max() + then.max())
-    computing = seconds([0, 1, 2, 3], training, 0).sum() + seconds([2, 3], left[0], 0).sum() + seconds([4], 1, 0).sum()
+    computing = (
+        seconds([0, 1, 2, 3], training, 0).sum()
+        + seconds([2, 3], left[0], 0).sum()
+        + seconds([4], 1, 0).sum()
+    )
     assert record["client_seconds"] == pytest.approx(computing)
     assert record["bytes_down"] == (4 * down + 2 * (vectors - down) + vectors) * model
-    assert record["bytes_up"] == (5 * vectors * model if what == "update" else 4 * 8 + 3 * vectors * model)
+    assert record["bytes_up"] == (
+        5 * vectors * model if what == "update" else 4 * 8 + 3 * vectors * model
+    )
 
 
 def test_controls_have_no_buffers(blobs: Federation) -> None:
@@ -139,7 +198,9 @@ def test_controls_have_no_buffers(blobs: Federation) -> None:
     assert record["bytes_up"] == record["bytes_down"] == 3 * (start.nbytes + start.params.nbytes)
 
 
-@pytest.mark.parametrize(("what", "reason"), [("loss", "the loss is not finite"), ("norm", "the update is not finite")])
+@pytest.mark.parametrize(
+    ("what", "reason"), [("loss", "the loss is not finite"), ("norm", "the update is not finite")]
+)
 def test_those_who_failed_when_asked_are_written_down(what: str, reason: str) -> None:
     """Once each: client 2 fails again when it is drawn."""
     _, record, _ = one_round(Task(fragile, sick([1, 2])), Asks(what, [0, 1, 2], [0, 2]))
@@ -153,17 +214,32 @@ def test_those_who_failed_when_asked_are_written_down(what: str, reason: str) ->
 def test_what_estimators_pay(blobs: Federation, engine: str) -> None:
     """In a round of six clients, three of them drawn."""
     model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
-    for estimator, vectors in ((FedVarp(), 1), (FedStale(), 1), (StaleVre(), 1), (Mifa(), 1), (Scaffold(), 2)):
+    for estimator, vectors in (
+        (FedVarp(), 1),
+        (FedStale(), 1),
+        (StaleVre(), 1),
+        (Mifa(), 1),
+        (Scaffold(), 2),
+    ):
         _, record, machine = one_round(Task(linear, blobs), Uniform(3), engine, estimator)
         drawn = np.array(record["cohort"]["blobs"])
-        assert (record["bytes_down"], record["bytes_up"]) == (3 * vectors * model, 3 * vectors * model)
+        assert (record["bytes_down"], record["bytes_up"]) == (
+            3 * vectors * model,
+            3 * vectors * model,
+        )
         seconds = machine.seconds(0, drawn, sizes[drawn], 2 * vectors * model)
         assert record["seconds"] == pytest.approx(seconds.max())
-        assert record["client_seconds"] == pytest.approx(machine.seconds(0, drawn, sizes[drawn], 0).sum())
+        assert record["client_seconds"] == pytest.approx(
+            machine.seconds(0, drawn, sizes[drawn], 0).sum()
+        )
 
 
-@pytest.mark.parametrize(("estimator", "numbers"), [(FedVarp(), 1), (StaleVr(), 2)], ids=["fedvarp", "stale-vr"])
-def test_norms_by_all_then_updates_by_the_drawn(blobs: Federation, estimator: Any, numbers: int) -> None:
+@pytest.mark.parametrize(
+    ("estimator", "numbers"), [(FedVarp(), 1), (StaleVr(), 2)], ids=["fedvarp", "stale-vr"]
+)
+def test_norms_by_all_then_updates_by_the_drawn(
+    blobs: Federation, estimator: Any, numbers: int
+) -> None:
     """mmfl-gvr: every client fetches the model, trains, and says its norm (to StaleVR its beta, too); the drawn send what they have."""
     task = Task(linear, blobs)
     model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
@@ -176,23 +252,36 @@ def test_norms_by_all_then_updates_by_the_drawn(blobs: Federation, estimator: An
         drawn = np.array(record["cohort"]["blobs"], np.int64)
         assert state.bytes_down - before.bytes_down == 6 * model
         assert state.bytes_up - before.bytes_up == 6 * 8 * numbers + len(drawn) * model
-        first, then = machine.seconds(0, np.arange(6), sizes, model), machine.seconds(0, drawn, 0 * drawn, model)
-        assert record["client_seconds"] == pytest.approx(machine.seconds(0, np.arange(6), sizes, 0).sum())
+        first, then = (
+            machine.seconds(0, np.arange(6), sizes, model),
+            machine.seconds(0, drawn, 0 * drawn, model),
+        )
+        assert record["client_seconds"] == pytest.approx(
+            machine.seconds(0, np.arange(6), sizes, 0).sum()
+        )
         seconds += first.max() + then.max(initial=0.0)
         assert record["seconds"] == pytest.approx(seconds)
 
 
 def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
     task, model = Task(linear, blobs), (4 * 3 + 3) * 4
-    experiment = rota.Experiment([task], SAMPLERS["mmfl-vre"](budget=2), StaleVre(), devices=DEVICES)  # type: ignore[call-arg]
+    experiment = rota.Experiment(
+        [task], SAMPLERS["mmfl-vre"](budget=2), StaleVre(), devices=DEVICES
+    )  # type: ignore[call-arg]
     machine = make("sequential", [task], DEVICES, 0, "cpu")
     state = loop.begin(experiment, machine)
     for _ in range(8):
         before = state
         state, record = loop.play(experiment, machine, state)
         drawn = np.array(record["cohort"]["blobs"], np.int64)
-        assert state.bytes_down - before.bytes_down == state.bytes_up - before.bytes_up == len(drawn) * model
-        assert record["client_seconds"] == pytest.approx(machine.seconds(0, drawn, np.array(SIZES)[drawn], 0).sum())
+        assert (
+            state.bytes_down - before.bytes_down
+            == state.bytes_up - before.bytes_up
+            == len(drawn) * model
+        )
+        assert record["client_seconds"] == pytest.approx(
+            machine.seconds(0, drawn, np.array(SIZES)[drawn], 0).sum()
+        )
         asked = before.estimator["norm"].numpy() * np.abs(1 - before.estimator["beta"].numpy())
         assert state.sampler["norm"] == pytest.approx(asked, nan_ok=True)
     assert (state.sampler["norm"] > 0).any()
@@ -203,36 +292,55 @@ def test_server_memory_counts_what_is_remembered(blobs: Federation, place: Any) 
     """A vector for every client, and those of the drawn that wait to be written; and a few numbers a client."""
     model = (4 * 3 + 3) * 4
     waiting = 2 * (model + 8)
-    for estimator, numbers, vectors in ((FedVarp(place), 3, 0), (StaleVr(place), 4, 0), (StaleVre(place), 5, 0), (Scaffold(place), 1, 1)):
+    for estimator, numbers, vectors in (
+        (FedVarp(place), 3, 0),
+        (StaleVr(place), 4, 0),
+        (StaleVre(place), 5, 0),
+        (Scaffold(place), 1, 1),
+    ):
         sampler = SAMPLERS["optimal"](budget=6) if isinstance(estimator, StaleVr) else Uniform(2)  # type: ignore[call-arg]
         state, record, _ = one_round(Task(linear, blobs), sampler, estimator=estimator)
         rest = sum(array.nbytes for array in state.sampler.values()) + model
-        expected = 6 * model + vectors * model + 6 * 8 * numbers + (3 * waiting if isinstance(estimator, StaleVr) else waiting)
+        expected = (
+            6 * model
+            + vectors * model
+            + 6 * 8 * numbers
+            + (3 * waiting if isinstance(estimator, StaleVr) else waiting)
+        )
         assert record["server_bytes"] - rest == expected
 
 
 class Listening(Asks):
     """Asks everybody for norms in every round, and draws the same two."""
 
-    def observe(self, state: dict[str, Array], shares: Array, plan: Plan, seen: Seen) -> dict[str, Array]:  # type: ignore[override]  # noqa: ARG002
+    def observe(
+        self, state: dict[str, Array], shares: Array, plan: Plan, seen: Seen
+    ) -> dict[str, Array]:  # type: ignore[override]
         return {**state, "seen": seen.norm}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("estimator", [FedVarp(), FedStale(beta=0.5), StaleVr(), StaleVre(), Mifa()], ids=repr)
-def test_samplers_hear_and_see_what_is_weighed(blobs: Federation, engine: str, estimator: Any) -> None:
+@pytest.mark.parametrize(
+    "estimator", [FedVarp(), FedStale(beta=0.5), StaleVr(), StaleVre(), Mifa()], ids=repr
+)
+def test_samplers_hear_and_see_what_is_weighed(
+    blobs: Federation, engine: str, estimator: Any
+) -> None:
     """|G - beta h| of those who are remembered, |G| of the others: in the answers before the draw, and after it."""
     task = Task(linear, blobs)
     experiment = rota.Experiment([task], Listening("norm", [0, 1, 2, 3, 4, 5], [4, 1]), estimator)
     machine = make(engine, [task], DEVICES, 0, "cpu")
     first, _ = loop.play(experiment, machine, loop.begin(experiment, machine))
-    one, two = (updates(machine, state.models, now) for now, state in ((1, loop.begin(experiment, machine)), (2, first)))
+    one, two = (
+        updates(machine, state.models, now)
+        for now, state in ((1, loop.begin(experiment, machine)), (2, first))
+    )
     assert first.sampler["norm"] == pytest.approx(np.linalg.norm(one, axis=1), rel=1e-4)
     second, _ = loop.play(experiment, machine, first)
     best = (one * two).sum(axis=1) / (one * one).sum(axis=1)
-    beta = {FedStale: np.full(6, 0.5), StaleVr: best, StaleVre: np.full(6, 0.9)}.get(type(estimator), np.ones(6)) * np.isin(
-        np.arange(6), [4, 1]
-    )
+    beta = {FedStale: np.full(6, 0.5), StaleVr: best, StaleVre: np.full(6, 0.9)}.get(
+        type(estimator), np.ones(6)
+    ) * np.isin(np.arange(6), [4, 1])
     expected = np.linalg.norm(two - beta[:, None] * one, axis=1)
     assert second.sampler["norm"] == pytest.approx(expected, rel=1e-4)
     assert second.sampler["seen"] == pytest.approx(expected[[4, 1]], rel=1e-4)
@@ -262,9 +370,18 @@ def test_what_samplers_pay(blobs: Federation) -> None:
     """In a round of six clients: bytes in models, but for answers of 8 bytes."""
     model = (4 * 3 + 3) * 4
     paid = {}
-    for name, options in (("full", {}), ("kvib", {"budget": 2}), ("optimal", {"budget": 2}), ("kvib-full", {"budget": 2})):
+    for name, options in (
+        ("full", {}),
+        ("kvib", {"budget": 2}),
+        ("optimal", {"budget": 2}),
+        ("kvib-full", {"budget": 2}),
+    ):
         _, record, _ = one_round(Task(linear, blobs), SAMPLERS[name](**options))
-        paid[name] = (record["bytes_down"] // model, (record["bytes_up"] - record["bytes_up"] % model) // model, record["bytes_up"] % model)
+        paid[name] = (
+            record["bytes_down"] // model,
+            (record["bytes_up"] - record["bytes_up"] % model) // model,
+            record["bytes_up"] % model,
+        )
         assert paid[name][1] == len(record["cohort"]["blobs"])
     assert paid["full"] == (6, 6, 0)
     assert paid["kvib"][::2] == (paid["kvib"][1], 0)
@@ -273,7 +390,9 @@ def test_what_samplers_pay(blobs: Federation) -> None:
     assert (record["bytes_down"], record["bytes_up"]) == (4 * model, 2 * model + 4 * 8)
     state, record, machine = one_round(Task(linear, blobs), SAMPLERS["divfl"](budget=2))  # type: ignore[call-arg]
     assert (record["bytes_down"], record["bytes_up"]) == (6 * model, 6 * model)
-    experiment = rota.Experiment([Task(linear, blobs)], SAMPLERS["divfl"](budget=2), devices=DEVICES)  # type: ignore[call-arg]
+    experiment = rota.Experiment(
+        [Task(linear, blobs)], SAMPLERS["divfl"](budget=2), devices=DEVICES
+    )  # type: ignore[call-arg]
     _, second = loop.play(experiment, machine, state)
     assert (second["bytes_down"], second["bytes_up"]) == (8 * model, 8 * model)
 
@@ -286,11 +405,16 @@ def test_a_client_that_answers_nonsense_has_no_answer(what: str) -> None:
     assert np.isnan(state.sampler["loss" if what == "loss" else "norm"]).tolist() == [False, True]
     assert "update.1" not in state.sampler
     reason = "the loss is not finite" if what == "loss" else "the update is not finite"
-    assert record["failures"] == [{"client": 1, "model": "blobs", "reason": f"{reason}, asked before the draw"}]
+    assert record["failures"] == [
+        {"client": 1, "model": "blobs", "reason": f"{reason}, asked before the draw"}
+    ]
     model = machine.initial()[0].nbytes
     assert record["bytes_up"] == model + 2 * (model if what == "update" else 8)
     _, fine, _ = one_round(Task(fragile, sick([])), Asks(what, [0, 1], [2]))
-    assert (record["client_seconds"], record["seconds"]) == (fine["client_seconds"], fine["seconds"])
+    assert (record["client_seconds"], record["seconds"]) == (
+        fine["client_seconds"],
+        fine["seconds"],
+    )
 
 
 def test_the_oracle_has_the_least_variance(blobs: Federation) -> None:
@@ -301,5 +425,8 @@ def test_the_oracle_has_the_least_variance(blobs: Federation) -> None:
     rates: Array = SAMPLERS["optimal"](budget=2).rates(state.sampler, shares)[0]  # type: ignore[attr-defined,call-arg]
     even = 2 * draw.uniform(shares)[0]
     assert variance.independent(rates, scores) < 0.9 * variance.independent(even, scores)
-    norms = [float(chunk.update.norm()) for chunk in machine.train(machine.initial(), draw.everybody(shares), 1)]
+    norms = [
+        float(chunk.update.norm())
+        for chunk in machine.train(machine.initial(), draw.everybody(shares), 1)
+    ]
     assert state.sampler["norm"][0] == pytest.approx(norms)

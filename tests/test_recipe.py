@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import call
 
-from rota import data, recipe, registry
+from rota import data, recipe
 from rota.errors import BadInput
-from rota.recipe import Config
+from rota.recipe import Config, registry
 
 SLOW = {"mmfl-fashion", "shakespeare-roles"}
 LESS = ("sampler=uniform", "sampler.budget=2", "task.steps=2")
@@ -42,26 +42,45 @@ def test_ready_recipes_resolve_to_a_config_that_resolves_to_itself(name: str) ->
     assert tomli_w.dumps(recipe.resolve(tomllib.loads(written))) == written
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in recipe.names()])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in recipe.names()],
+)
 def test_ready_recipes_run(name: str, tmp_path: Path) -> None:
     if not data.at_hand(source(name)):
-        pytest.skip(f"the data '{source(name)}' are not on this machine: set ROTA_DATA to the folder that holds them")
-    outcome = call("run", name, *settings("rounds=2", *(() if source(name) in ("digits", "synthetic") else LESS)), "--out", tmp_path / "a")
+        pytest.skip(
+            f"the data '{source(name)}' are not on this machine: set ROTA_DATA to the folder that holds them"
+        )
+    outcome = call(
+        "run",
+        name,
+        *settings("rounds=2", *(() if source(name) in ("digits", "synthetic") else LESS)),
+        "--out",
+        tmp_path / "a",
+    )
     assert outcome.status == 0, outcome.err
     assert "after 2 rounds" in outcome.out
 
 
 def test_a_runs_config_gives_the_same_run_again(tmp_path: Path) -> None:
     first = call(
-        "run", "fedavg-digits", *settings("rounds=3", "seed=5", "sampler.fraction=0.2", "devices.spread=0.5"), "--out", tmp_path / "a"
+        "run",
+        "fedavg-digits",
+        *settings("rounds=3", "seed=5", "sampler.fraction=0.2", "devices.spread=0.5"),
+        "--out",
+        tmp_path / "a",
     )
     again = call("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
     assert (first.status, again.status) == (0, 0), first.err + again.err
     for name in ("config.toml", "rounds.jsonl", "data.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
-    other = call("run", tmp_path / "a" / "config.toml", *settings("seed=-6"), "--out", tmp_path / "c")
+    other = call(
+        "run", tmp_path / "a" / "config.toml", *settings("seed=-6"), "--out", tmp_path / "c"
+    )
     assert other.status == 0
-    assert (tmp_path / "c" / "rounds.jsonl").read_bytes() != (tmp_path / "a" / "rounds.jsonl").read_bytes()
+    assert (tmp_path / "c" / "rounds.jsonl").read_bytes() != (
+        tmp_path / "a" / "rounds.jsonl"
+    ).read_bytes()
 
 
 # --- changing a recipe
@@ -91,20 +110,52 @@ def at(config: Any, path: str) -> Any:
         (["summary=what I try"], "summary", "what I try"),
         (["sampler=full"], "sampler", {"name": "full"}),
         (["sampler.name=full"], "sampler", {"name": "full"}),
-        (["sampler.procedure=independent"], "sampler", {"name": "uniform", "budget": 5.0, "procedure": "independent"}),
+        (
+            ["sampler.procedure=independent"],
+            "sampler",
+            {"name": "uniform", "budget": 5.0, "procedure": "independent"},
+        ),
         (['sampler={name="uniform", budget=3}'], "sampler.budget", 3.0),
-        (["sampler.fraction=0.1"], "sampler", {"name": "uniform", "procedure": "fixed", "fraction": 0.1}),
-        (["sampler.fraction=0.1", "sampler.budget=4"], "sampler", {"name": "uniform", "procedure": "fixed", "budget": 4.0}),
+        (
+            ["sampler.fraction=0.1"],
+            "sampler",
+            {"name": "uniform", "procedure": "fixed", "fraction": 0.1},
+        ),
+        (
+            ["sampler.fraction=0.1", "sampler.budget=4"],
+            "sampler",
+            {"name": "uniform", "procedure": "fixed", "budget": 4.0},
+        ),
         (["server.momentum=0.9"], "server", {"name": "sgd", "lr": 1.0, "momentum": 0.9}),
         (["server=adam", "server.lr=0.5", "server=yogi"], "server.lr", 0.5),
         (["devices.spread=0.5"], "devices.spread", 0.5),
-        (["task.partition=shards"], "task.0.partition", {"name": "shards", "clients": 20, "per_client": 2}),
-        (["task.partition=high-low", "task.partition.low_size=[1, 2]"], "task.0.partition.low_size", [1, 2]),
+        (
+            ["task.partition=shards"],
+            "task.0.partition",
+            {"name": "shards", "clients": 20, "per_client": 2},
+        ),
+        (
+            ["task.partition=high-low", "task.partition.low_size=[1, 2]"],
+            "task.0.partition.low_size",
+            [1, 2],
+        ),
         (["task.data=mnist"], "task.0.data", {"name": "mnist", "matched_test": True}),
         (["task.data.seed=3"], "task.0.data.seed", 3),
-        (["task.data.split=2", "task.data=mnist"], "task.0.data", {"name": "mnist", "matched_test": True, "split": 2}),
-        (["task.data.split=2"], "task.0.data", {"name": "digits", "matched_test": True, "split": 2}),
-        (["task.partition=", "task.data=synthetic", "task.data.classes=3"], "task.0.data.classes", 3),
+        (
+            ["task.data.split=2", "task.data=mnist"],
+            "task.0.data",
+            {"name": "mnist", "matched_test": True, "split": 2},
+        ),
+        (
+            ["task.data.split=2"],
+            "task.0.data",
+            {"name": "digits", "matched_test": True, "split": 2},
+        ),
+        (
+            ["task.partition=", "task.data=synthetic", "task.data.classes=3"],
+            "task.0.data.classes",
+            3,
+        ),
         (["task.model=cnn"], "task.0.model", {"name": "cnn"}),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
@@ -133,9 +184,19 @@ def test_splits_are_the_runs_chance_and_apart_from_one_another() -> None:
         return recipe.build(changed(*settings)).tasks[0].data.train.y.tolist()
 
     first, second = labels("task.data.split=1"), labels("task.data.split=2")
-    assert len({tuple(each) for each in (labels(), first, second, labels("task.data.split=1", "seed=1"))}) == 4
+    assert (
+        len(
+            {
+                tuple(each)
+                for each in (labels(), first, second, labels("task.data.split=1", "seed=1"))
+            }
+        )
+        == 4
+    )
     assert labels("task.data.split=0") == labels()
-    assert labels("task.data.split=1", "task.data.seed=7", "seed=1") == labels("task.data.split=1", "seed=7")
+    assert labels("task.data.split=1", "task.data.seed=7", "seed=1") == labels(
+        "task.data.split=1", "seed=7"
+    )
 
 
 def test_overrides_leave_the_recipe_they_start_from_alone() -> None:
@@ -146,19 +207,45 @@ def test_overrides_leave_the_recipe_they_start_from_alone() -> None:
 
 
 def test_a_key_of_task_is_a_key_of_every_task() -> None:
-    config = {"task": [{"data": "digits", "model": "two_nn"}, {"data": "digits", "model": "logistic"}]}
-    assert [task["lr"] for task in recipe.resolve(recipe.override(config, "task.lr=0.3"))["task"]] == [0.3, 0.3]
-    assert [task["lr"] for task in recipe.resolve(recipe.override(config, "task.1.lr=0.3"))["task"]] == [0.1, 0.3]
-    assert [task["model"]["name"] for task in recipe.resolve(recipe.override(config, "task.model=cnn"))["task"]] == ["cnn", "cnn"]
+    config = {
+        "task": [{"data": "digits", "model": "two_nn"}, {"data": "digits", "model": "logistic"}]
+    }
+    assert [
+        task["lr"] for task in recipe.resolve(recipe.override(config, "task.lr=0.3"))["task"]
+    ] == [0.3, 0.3]
+    assert [
+        task["lr"] for task in recipe.resolve(recipe.override(config, "task.1.lr=0.3"))["task"]
+    ] == [0.1, 0.3]
+    assert [
+        task["model"]["name"]
+        for task in recipe.resolve(recipe.override(config, "task.model=cnn"))["task"]
+    ] == ["cnn", "cnn"]
 
 
 def test_a_fraction_is_a_share_of_the_clients() -> None:
-    budgets = [recipe.build(changed(f"sampler.fraction={share}")).sampler.budget for share in (0, 0.1, 0.5, 1)]  # type: ignore[attr-defined]
+    budgets = [
+        recipe.build(changed(f"sampler.fraction={share}")).sampler.budget
+        for share in (0, 0.1, 0.5, 1)
+    ]  # type: ignore[attr-defined]
     assert budgets == [1, 2, 10, 20]
-    assert not hasattr(recipe.build(changed("sampler.fraction=0.1", "sampler=full")).sampler, "budget")
+    assert not hasattr(
+        recipe.build(changed("sampler.fraction=0.1", "sampler=full")).sampler, "budget"
+    )
 
 
-KEYS = ["rounds", "seed", "target", "sampler", "sampler.budget", "sampler.fraction", "server.lr", "devices", "task", "task.0", "task.lr"]
+KEYS = [
+    "rounds",
+    "seed",
+    "target",
+    "sampler",
+    "sampler.budget",
+    "sampler.fraction",
+    "server.lr",
+    "devices",
+    "task",
+    "task.0",
+    "task.lr",
+]
 KEYS += ["task.1", "task.².lr"]
 KEYS += ["task.batch", "task.data", "task.data.seed", "task.data.split"]
 KEYS += ["task.partition", "task.partition.clients", "task.model", "task.model.classes", ""]
@@ -184,7 +271,9 @@ VALUES = [
 WORD = st.text(st.characters(codec="utf-8", exclude_characters=":"), max_size=8)
 
 
-@given(st.lists(st.tuples(st.sampled_from(KEYS) | WORD, st.sampled_from(VALUES) | WORD), max_size=3))
+@given(
+    st.lists(st.tuples(st.sampled_from(KEYS) | WORD, st.sampled_from(VALUES) | WORD), max_size=3)
+)
 def test_any_setting_is_taken_or_refused(pairs: list[tuple[str, str]]) -> None:
     try:
         config = changed(*(f"{key}={value}" for key, value in pairs))
@@ -298,14 +387,26 @@ def test_own_sampler_model_and_data(own: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("sampler=own_parts:Even", "cannot import 'own_parts:Even' (AttributeError: module 'own_parts' has no attribute 'Even')"),
-        ("sampler=no_such_module:Odd", "cannot import 'no_such_module:Odd' (ModuleNotFoundError: No module named 'no_such_module')"),
+        (
+            "sampler=own_parts:Even",
+            "cannot import 'own_parts:Even' (AttributeError: module 'own_parts' has no attribute 'Even')",
+        ),
+        (
+            "sampler=no_such_module:Odd",
+            "cannot import 'no_such_module:Odd' (ModuleNotFoundError: No module named 'no_such_module')",
+        ),
         ("sampler=:Odd", "cannot import ':Odd'"),
         ("sampler=own_parts:table", "'own_parts:table' is not a class or function, but {}"),
         ("sampler.steps=3", "unknown key 'sampler.steps': did you mean 'step'?"),
         ("sampler.step=wide", "'sampler.step' is 'wide', but it takes a whole number"),
-        ("task.data=own_parts:nothing", "the data 'own_parts:nothing' are a int: return a rota.Federation"),
-        ("task.partition=iid", "'task.partition' is given, but the data 'own_parts:load' come with their own clients"),
+        (
+            "task.data=own_parts:nothing",
+            "the data 'own_parts:nothing' are a int: return a rota.Federation",
+        ),
+        (
+            "task.partition=iid",
+            "'task.partition' is given, but the data 'own_parts:load' come with their own clients",
+        ),
         ("task.data.seed=1", "unknown key 'task.data.seed'"),
         ("task.data.split=1", "unknown key 'task.data.split'"),
     ],
@@ -350,7 +451,13 @@ def test_a_wrong_type_in_a_users_words(kind: Any, value: Any, words: str) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "value", "result"),
-    [(float, 1, 1.0), (tuple[int, int], [1, 2], (1, 2)), (list[int], [1], [1]), (int | str, "all", "all"), (Any, [1], [1])],
+    [
+        (float, 1, 1.0),
+        (tuple[int, int], [1, 2], (1, 2)),
+        (list[int], [1], [1]),
+        (int | str, "all", "all"),
+        (Any, [1], [1]),
+    ],
 )
 def test_what_toml_writes_becomes_what_is_asked_for(kind: Any, value: Any, result: Any) -> None:
     converted = registry.convert("k", kind, value)

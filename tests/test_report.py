@@ -51,7 +51,14 @@ def make(
     path.mkdir(parents=True)
     tasks = [{"name": model, "model": "net", "lr": 0.1} for model in models]
     sampler = {"sampler": {"name": "uniform", "budget": cohort}}
-    whole = {"rounds": rounds, "seed": seed, "evaluate": evaluate, **sampler, **config, "task": tasks}
+    whole = {
+        "rounds": rounds,
+        "seed": seed,
+        "evaluate": evaluate,
+        **sampler,
+        **config,
+        "task": tasks,
+    }
     (path / "config.toml").write_text(tomli_w.dumps(whole))
     data = {}
     for model in models:
@@ -68,14 +75,20 @@ def make(
     lines = []
     for now in range(1, (rounds if played is None else played) + 1):
         tested = now % evaluate == 0 or now == rounds
-        level = 0.3 + 0.5 * lift + 0.5 * (1 - np.exp(-3 * now / rounds)) + 0.02 * rng.standard_normal()
+        level = (
+            0.3 + 0.5 * lift + 0.5 * (1 - np.exp(-3 * now / rounds)) + 0.02 * rng.standard_normal()
+        )
         scores = {}
         for s, model in enumerate(models):
             scores[model] = {"trained": cohort, "train_loss": 1.0 / now}
             if tested:
                 scores[model] |= {"loss": 2.0 / now + s, "accuracy": float(level) - 0.05 * s}
                 if by_client:
-                    scores[model]["client_accuracy"] = {"p10": float(level) - 0.2, "p50": float(level), "p90": float(level) + 0.05}
+                    scores[model]["client_accuracy"] = {
+                        "p10": float(level) - 0.2,
+                        "p50": float(level),
+                        "p90": float(level) + 0.05,
+                    }
         if tested and errors:
             scores[errors]["accuracy"] = -200.5 / now
         together = tested and not errors
@@ -84,17 +97,27 @@ def make(
         line = {
             "round": now,
             "accuracy": float(np.mean(reached)) if together else None,
-            **({key: value if together else None for key, value in fair.items()} if len(models) > 1 else {}),
-            "loss": float(np.mean([score["loss"] for score in scores.values()])) if together else None,
+            **(
+                {key: value if together else None for key, value in fair.items()}
+                if len(models) > 1
+                else {}
+            ),
+            "loss": float(np.mean([score["loss"] for score in scores.values()]))
+            if together
+            else None,
             "models": scores,
-            "cohort": {model: rng.choice(people, cohort, replace=False).tolist() for model in models},
+            "cohort": {
+                model: rng.choice(people, cohort, replace=False).tolist() for model in models
+            },
             "probability": {"min": 0.1, "max": 0.1},
             "seconds": now * (30.0 + seed),
             "bytes_up": now * 1_000_000 * cohort,
             "bytes_down": now * 1_000_000 * cohort,
             "server_bytes": 4_000_000,
             "client_seconds": 60.0,
-            "failures": [{"client": 1, "model": models[0], "reason": failing}] if failing and now % 2 else [],
+            "failures": [{"client": 1, "model": models[0], "reason": failing}]
+            if failing and now % 2
+            else [],
             **(more or {}),
         }
         lines.append(json.dumps(line) + "\n")
@@ -104,7 +127,9 @@ def make(
     return path
 
 
-def compare(path: Path, samplers: tuple[str, ...] = ("uniform", "kvib", "vrb"), seeds: int = 3, **same: Any) -> list[Group]:
+def compare(
+    path: Path, samplers: tuple[str, ...] = ("uniform", "kvib", "vrb"), seeds: int = 3, **same: Any
+) -> list[Group]:
     """What `rota compare` leaves: a run folder for each value and seed."""
     for number, name in enumerate(samplers):
         for seed in range(seeds):
@@ -123,8 +148,13 @@ def read_all(*folders: Path) -> list[Group]:
 
 def test_a_run_is_read_with_its_long_lists_counted(tmp_path: Path) -> None:
     run = read(make(tmp_path / "a", rounds=6, evaluate=4, failing="it hung", target=0.1))
-    cohorts = [json.loads(line)["cohort"]["digits"] for line in (tmp_path / "a/rounds.jsonl").read_text().splitlines()]
-    assert run.sampled["digits"].tolist() == np.bincount(np.concatenate(cohorts), minlength=8).tolist()
+    cohorts = [
+        json.loads(line)["cohort"]["digits"]
+        for line in (tmp_path / "a/rounds.jsonl").read_text().splitlines()
+    ]
+    assert (
+        run.sampled["digits"].tolist() == np.bincount(np.concatenate(cohorts), minlength=8).tolist()
+    )
     assert run.rows == 18
     assert run.failures == {"it hung": 3}
     assert not any("cohort" in line or "failures" in line for line in run.rounds)
@@ -161,7 +191,11 @@ def test_half_a_line_is_left_out(tmp_path: Path) -> None:
 def test_folders_of_run_folders_are_opened(tmp_path: Path) -> None:
     for name in ("budget10-seed0", "budget2-seed1", "budget2-seed0"):
         make(tmp_path / "all" / name)
-    assert [path.name for path in find(tmp_path / "all")] == ["budget2-seed0", "budget2-seed1", "budget10-seed0"]
+    assert [path.name for path in find(tmp_path / "all")] == [
+        "budget2-seed0",
+        "budget2-seed1",
+        "budget10-seed0",
+    ]
     assert find(tmp_path / "all/budget2-seed0") == [tmp_path / "all/budget2-seed0"]
 
 
@@ -175,7 +209,11 @@ def test_mistakes_are_said_in_one_sentence(tmp_path: Path) -> None:
     make(tmp_path / "good")
     with pytest.raises(BadInput, match="cannot write the report"):
         write([tmp_path / "good"], tmp_path / "good/config.toml/report.html")
-    for name, text in (("config.toml", "rounds ="), ("rounds.jsonl", "nonsense\n"), ("data.json", "{")):
+    for name, text in (
+        ("config.toml", "rounds ="),
+        ("rounds.jsonl", "nonsense\n"),
+        ("data.json", "{"),
+    ):
         (make(tmp_path / f"bad {name}") / name).write_text(text)
         with pytest.raises(BadInput, match=f"cannot read .*{re.escape(name)}"):
             write([tmp_path / f"bad {name}"], tmp_path / "report.html")
@@ -193,22 +231,35 @@ def test_runs_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
     # gamma differs too, but the name says it all
     assert [one.label for one in groups] == ["kvib", "uniform", "vrb"]
     assert [[run.config["seed"] for run in one.runs] for one in groups] == [[0, 1, 2]] * 3
-    assert differing([one.runs for one in groups]) == {"sampler.name": ["kvib", "uniform", "vrb"], "sampler.gamma": ["0.3", None, None]}
+    assert differing([one.runs for one in groups]) == {
+        "sampler.name": ["kvib", "uniform", "vrb"],
+        "sampler.gamma": ["0.3", None, None],
+    }
 
 
 def test_a_setting_is_called_by_all_its_methods(tmp_path: Path) -> None:
     for sampler, estimator in (("full", "unbiased"), ("kvib", "scaffold"), ("uniform", "fedvarp")):
         make(tmp_path / sampler, sampler={"name": sampler}, estimator={"name": estimator})
-    assert [one.label for one in read_all(tmp_path)] == ["full, unbiased", "kvib, scaffold", "uniform, fedvarp"]
+    assert [one.label for one in read_all(tmp_path)] == [
+        "full, unbiased",
+        "kvib, scaffold",
+        "uniform, fedvarp",
+    ]
 
 
 def test_as_many_keys_as_it_takes(tmp_path: Path) -> None:
     for name in ("uniform", "vrb"):
         for lr in (0.5, 1.0):
-            make(tmp_path / f"{name}-{lr}", sampler={"name": name}, server={"lr": lr, "note": f"{lr}"})
+            make(
+                tmp_path / f"{name}-{lr}",
+                sampler={"name": name},
+                server={"lr": lr, "note": f"{lr}"},
+            )
     make(tmp_path / "whole-1", sampler={"name": "whole"}, server={"lr": 1, "note": "1"})
     labels = [one.label for one in read_all(tmp_path)]
-    assert labels == [f"{name}, server.lr={lr}" for name in ("uniform", "vrb") for lr in ("0.5", "1")] + ["whole, server.lr=1"]
+    assert labels == [
+        f"{name}, server.lr={lr}" for name in ("uniform", "vrb") for lr in ("0.5", "1")
+    ] + ["whole, server.lr=1"]
 
 
 def test_a_key_that_only_one_has(tmp_path: Path) -> None:
@@ -224,9 +275,14 @@ def test_folders_give_the_name_where_no_key_does(tmp_path: Path) -> None:
     assert [one.label for one in read_all(tmp_path / "seeds")] == ["kvib"]
     # the same run twice is not a group of two seeds
     make(tmp_path / "old/kvib-seed0", seed=0)
-    assert [(one.label, len(one.runs)) for one in read_all(tmp_path / "seeds", tmp_path / "old")] == [("kvib", 2), ("kvib-seed0", 1)]
+    assert [
+        (one.label, len(one.runs)) for one in read_all(tmp_path / "seeds", tmp_path / "old")
+    ] == [("kvib", 2), ("kvib-seed0", 1)]
     shutil.rmtree(tmp_path / "seeds/kvib-seed1")
-    assert [one.label for one in read_all(tmp_path / "seeds", tmp_path / "old")] == ["seeds/kvib-seed0", "old/kvib-seed0"]
+    assert [one.label for one in read_all(tmp_path / "seeds", tmp_path / "old")] == [
+        "seeds/kvib-seed0",
+        "old/kvib-seed0",
+    ]
 
 
 def test_a_folder_named_twice_is_read_once(tmp_path: Path) -> None:
@@ -237,7 +293,11 @@ def test_a_folder_named_twice_is_read_once(tmp_path: Path) -> None:
 
 def test_keys_and_values_are_told_as_a_recipe_writes_them(tmp_path: Path) -> None:
     make(tmp_path / "a", deep={"x": True, "sizes": [1, 2], "n": 5, "none": []})
-    make(tmp_path / "b", deep={"x": False, "sizes": [1, 3], "n": 5.0, "none": [1]}, models=("letters",))
+    make(
+        tmp_path / "b",
+        deep={"x": False, "sizes": [1, 3], "n": 5.0, "none": [1]},
+        models=("letters",),
+    )
     assert differing([one.runs for one in read_all(tmp_path)]) == {
         "deep.x": ["true", "false"],
         "deep.sizes": ["[1, 2]", "[1, 3]"],
@@ -253,12 +313,21 @@ def test_title(tmp_path: Path) -> None:
 
 
 def test_the_methods_stand_at_the_top(tmp_path: Path) -> None:
-    methods = {"sampler": {"name": "mmfl-gvr"}, "estimator": {"name": "stale-vr"}, "server": {"name": "adam"}}
+    methods = {
+        "sampler": {"name": "mmfl-gvr"},
+        "estimator": {"name": "stale-vr"},
+        "server": {"name": "adam"},
+    }
     make(tmp_path / "a", **methods)
-    assert "6 rounds · sampler mmfl-gvr · estimator stale-vr · server adam</p>" in render(read_all(tmp_path))
+    assert "6 rounds · sampler mmfl-gvr · estimator stale-vr · server adam</p>" in render(
+        read_all(tmp_path)
+    )
     make(tmp_path / "b", **{**methods, "estimator": {"name": "unbiased"}})
     assert "2 runs · sampler mmfl-gvr · server adam</p>" in render(read_all(tmp_path))
-    for name in ("mmfl-digits", "mmfl-fashion"):  # whose summary stands above, whatever the sampler is
+    for name in (
+        "mmfl-digits",
+        "mmfl-fashion",
+    ):  # whose summary stands above, whatever the sampler is
         assert not re.search("K-Vib|LVR|draw", recipe.read(name)["summary"])
 
 
@@ -298,7 +367,11 @@ def test_numbers_for_people(text: str, form: numbers.Format, value: float) -> No
         ("–", numbers.percent, [None, None]),
         ("50.0 %", numbers.percent, [0.5, None]),
         ("50.0 %", numbers.percent, [0.5, 0.5, 0.5]),
-        ("50.0 ± 24.8 %", numbers.percent, [0.4, 0.5, 0.6]),  # t = 4.303 for two degrees of freedom, over the root of 3
+        (
+            "50.0 ± 24.8 %",
+            numbers.percent,
+            [0.4, 0.5, 0.6],
+        ),  # t = 4.303 for two degrees of freedom, over the root of 3
         ("2.0 ± 2.5 MB", numbers.size, [1e6, 2e6, 3e6]),
         ("4.0 min", numbers.duration, [240.0, 240.01]),
         ("4.0 ± 2.5 min", numbers.duration, [180.0, 240.0, 300.0]),
@@ -306,14 +379,18 @@ def test_numbers_for_people(text: str, form: numbers.Format, value: float) -> No
     ],
 )
 def test_mean_and_half_width(text: str, form: numbers.Format, values: list[float | None]) -> None:
-    assert numbers.mean(values, form).replace(numbers.SPACE, " ") == text.replace("4.0 min", "4 min")
+    assert numbers.mean(values, form).replace(numbers.SPACE, " ") == text.replace(
+        "4.0 min", "4 min"
+    )
 
 
 @given(st.floats(0, 1e9))
 def test_durations_have_at_most_two_parts_that_add_up(value: float) -> None:
     words = numbers.duration(value).split(numbers.SPACE)
     units = {unit: step for step, unit in numbers.SECONDS}
-    total = sum(float(number) * units[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
+    total = sum(
+        float(number) * units[unit] for number, unit in zip(words[::2], words[1::2], strict=True)
+    )
     assert len(words) <= 4
     assert total == pytest.approx(value, rel=0.06, abs=6e-4)
 
@@ -344,7 +421,9 @@ def test_a_curve_is_the_mean_with_a_band_from_lowest_to_highest_seed(tmp_path: P
         "bytes": "data sent, up and down (MB)",
     }
     assert x["1"]["round"] == [1, 2, 3, 4, 5, 6]
-    np.testing.assert_allclose(x["1"]["seconds"], np.arange(1, 7) * 31 / 60, rtol=1e-5)  # seeds 0, 1, 2 take 30, 31 and 32 s
+    np.testing.assert_allclose(
+        x["1"]["seconds"], np.arange(1, 7) * 31 / 60, rtol=1e-5
+    )  # seeds 0, 1, 2 take 30, 31 and 32 s
     assert x["1"]["bytes"] == [6, 12, 18, 24, 30, 36]
 
 
@@ -375,7 +454,9 @@ def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
     path = make(tmp_path / "a") / "rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line, value in zip(lines[3:], (float("nan"), float("inf"), 1e300), strict=True):
-        line["loss"] = line["models"]["digits"]["loss"] = line["models"]["digits"]["train_loss"] = value
+        line["loss"] = line["models"]["digits"]["loss"] = line["models"]["digits"]["train_loss"] = (
+            value
+        )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     chart = curves.score("loss", "", series_of(read_all(tmp_path / "a")))
     assert chart.traces[0]["y"][3:] == [None, None, 1e300]
@@ -387,23 +468,45 @@ def test_models_have_curves_of_their_own(tmp_path: Path) -> None:
     page = traces_of(render(read_all(tmp_path / "one")))
     assert list(page["series"]) == ["mean", "model digits", "model letters", "worst"]
     # the worst is broad and lies under the others
-    assert [trace["meta"]["series"] for trace in page["charts"]["accuracy"]["traces"]] == ["worst", "mean", "model digits", "model letters"]
-    worst, mean, digits, letters = (np.array(trace["y"]) for trace in page["charts"]["accuracy"]["traces"])
+    assert [trace["meta"]["series"] for trace in page["charts"]["accuracy"]["traces"]] == [
+        "worst",
+        "mean",
+        "model digits",
+        "model letters",
+    ]
+    worst, mean, digits, letters = (
+        np.array(trace["y"]) for trace in page["charts"]["accuracy"]["traces"]
+    )
     np.testing.assert_allclose(mean, (digits + letters) / 2, rtol=1e-4)
     np.testing.assert_allclose(worst, np.minimum(digits, letters), rtol=1e-4)
     (spread,) = page["charts"]["model spread"]["traces"]
     np.testing.assert_allclose(spread["y"], np.std([digits, letters], axis=0), rtol=1e-3)
     assert "worst" not in page["charts"]
-    assert [trace["meta"]["series"] for trace in page["charts"]["sampled"]["traces"]] == ["model digits", "model letters"]
-    places = [[text.split(" (")[0] for text in trace["text"]] for trace in page["charts"]["sampled"]["traces"]]
+    assert [trace["meta"]["series"] for trace in page["charts"]["sampled"]["traces"]] == [
+        "model digits",
+        "model letters",
+    ]
+    places = [
+        [text.split(" (")[0] for text in trace["text"]]
+        for trace in page["charts"]["sampled"]["traces"]
+    ]
     assert places[0] == places[1], "a place is one client"
     compare(tmp_path / "several", seeds=1, models=("digits", "letters"))
     page = traces_of(render(read_all(tmp_path / "several")))
     assert list(page["series"]) == ["run 0", "run 1", "run 2"]
-    assert {"accuracy", "accuracy digits", "loss letters", "spread digits", "sampled letters"} <= set(page["charts"])
+    assert {
+        "accuracy",
+        "accuracy digits",
+        "loss letters",
+        "spread digits",
+        "sampled letters",
+    } <= set(page["charts"])
     assert not any(key.startswith("measure") for key in page["charts"])
     for number, trace in enumerate(page["charts"]["worst"]["traces"]):
-        each = [page["charts"][f"accuracy {model}"]["traces"][number]["y"] for model in ("digits", "letters")]
+        each = [
+            page["charts"][f"accuracy {model}"]["traces"][number]["y"]
+            for model in ("digits", "letters")
+        ]
         np.testing.assert_allclose(trace["y"], np.min(each, axis=0), rtol=1e-4)
     assert len(page["charts"]["model spread"]["traces"]) == 3
 
@@ -413,12 +516,16 @@ def test_a_single_model_is_not_compared_with_itself(tmp_path: Path) -> None:
     for folder in (tmp_path / "all", tmp_path / "all/kvib-seed0"):
         html = render(read_all(folder))
         assert {"worst", "model spread"}.isdisjoint(traces_of(html)["charts"])
-        assert not any(f"<h2>{heading}</h2>" in html for heading in ("Across models", "Models", "Costs"))
+        assert not any(
+            f"<h2>{heading}</h2>" in html for heading in ("Across models", "Models", "Costs")
+        )
         assert not re.search("orst model|pread of models|Server memory</dt>", html)
 
 
 def test_other_numbers_of_a_round_get_a_chart(tmp_path: Path) -> None:
-    page = traces_of(render(read_all(make(tmp_path / "a", more={"regret": 3.5, "fine": True, "words": "x"}))))
+    page = traces_of(
+        render(read_all(make(tmp_path / "a", more={"regret": 3.5, "fine": True, "words": "x"})))
+    )
     assert page["charts"]["measure regret"]["traces"][0]["y"] == [3.5] * 6
     assert [key for key in page["charts"] if key.startswith("measure")] == ["measure regret"]
 
@@ -431,7 +538,9 @@ def test_few_clients_are_shown_one_by_one_largest_first(tmp_path: Path) -> None:
     assert chart.traces[0]["y"] == run.sampled["digits"][order].tolist()
     assert chart.traces[0]["text"][0].startswith(f"client {order[0]} (")
     (data,) = clients.holdings(groups)
-    assert np.sum([trace["y"] for trace in data.traces], axis=0).tolist() == sorted(run.data["digits"]["sizes"], reverse=True)
+    assert np.sum([trace["y"] for trace in data.traces], axis=0).tolist() == sorted(
+        run.data["digits"]["sizes"], reverse=True
+    )
 
 
 def test_seeds_with_data_of_their_own_are_matched_by_place(tmp_path: Path) -> None:
@@ -478,8 +587,13 @@ def test_a_score_that_is_no_share_has_an_axis_of_its_own(tmp_path: Path) -> None
     share = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "a"))))
     assert (share.layout["yaxis"], "classified correctly" in share.note) == (curves.SHARE, True)
     other = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "b", lift=-2.0))))
-    assert (other.layout["yaxis"], other.note) == ({"tickformat": "~g"}, "Mean score of the test examples.")
-    aimed = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "c", lift=-2.0, target=0.6))))
+    assert (other.layout["yaxis"], other.note) == (
+        {"tickformat": "~g"},
+        "Mean score of the test examples.",
+    )
+    aimed = curves.score(
+        "accuracy", "", series_of(read_all(make(tmp_path / "c", lift=-2.0, target=0.6)))
+    )
     assert "Mean score" in aimed.note
     assert "The dotted line is the target" in aimed.note
 
@@ -488,15 +602,29 @@ def test_scores_that_are_not_alike_are_not_put_together(tmp_path: Path) -> None:
     unlike: dict[str, Any] = {"models": ("digits", "line"), "errors": "line", "by_client": False}
     page = render(groups := read_all(make(tmp_path / "one", **unlike)))
     charts = traces_of(page)["charts"]
-    assert [key for key in charts if "accuracy" in key or "loss" in key] == ["accuracy digits", "loss digits", "accuracy line", "loss line"]
+    assert [key for key in charts if "accuracy" in key or "loss" in key] == [
+        "accuracy digits",
+        "loss digits",
+        "accuracy line",
+        "loss line",
+    ]
     assert [len(charts[f"accuracy {model}"]["traces"]) for model in ("digits", "line")] == [1, 1]
     assert "line: test score" in page
-    assert (charts["accuracy digits"]["layout"]["yaxis"], charts["accuracy line"]["layout"]["yaxis"]) == (
+    assert (
+        charts["accuracy digits"]["layout"]["yaxis"],
+        charts["accuracy line"]["layout"]["yaxis"],
+    ) == (
         curves.SHARE,
         {"tickformat": "~g"},
     )
-    assert ["%" in charts[f"accuracy {model}"]["traces"][0]["meta"]["value"][4:] for model in ("digits", "line")] == [True, False]
-    assert list(traces_of(page)["series"].values()) == [{"colour": 0, "dash": "solid"}, {"colour": 1, "dash": "solid"}]
+    assert [
+        "%" in charts[f"accuracy {model}"]["traces"][0]["meta"]["value"][4:]
+        for model in ("digits", "line")
+    ] == [True, False]
+    assert list(traces_of(page)["series"].values()) == [
+        {"colour": 0, "dash": "solid"},
+        {"colour": 1, "dash": "solid"},
+    ]
     assert {"worst", "model spread", "accuracy", "loss"}.isdisjoint(charts)
     digits = groups[0].runs[0].last("accuracy", "digits") or 0
     assert [tile[:2] for tile in tables.tiles(groups)[:3]] == [
@@ -506,27 +634,51 @@ def test_scores_that_are_not_alike_are_not_put_together(tmp_path: Path) -> None:
     ]
     groups = compare(tmp_path / "several", samplers=("uniform", "vrb"), seeds=2, **unlike)
     charts = traces_of(render(groups))["charts"]
-    assert [key for key in charts if "accuracy" in key or "loss" in key] == ["accuracy digits", "loss digits", "accuracy line", "loss line"]
+    assert [key for key in charts if "accuracy" in key or "loss" in key] == [
+        "accuracy digits",
+        "loss digits",
+        "accuracy line",
+        "loss line",
+    ]
     head, first, _ = cells(tables.models(groups, ["digits", "line"]))
     assert head == ["Run", "digits", "line"]
     assert first[2] == "-33.42"
-    assert [name for name, *_ in tables.tiles(groups)[:3]] == ["Highest accuracy of digits", "Highest score of line", "Least virtual time"]
+    assert [name for name, *_ in tables.tiles(groups)[:3]] == [
+        "Highest accuracy of digits",
+        "Highest score of line",
+        "Least virtual time",
+    ]
     assert cells(tables.costs(groups))[0][:2] == ["Run", "Sent up"]
     assert cells(tables.runs(groups))[0][:3] == ["Run", "Seeds", "Rounds"]
-    words = re.sub(r"±.*?%|-?[\d.]+\s%", "", Outline(render(groups)).text)  # what is a share stays one
+    words = re.sub(
+        r"±.*?%|-?[\d.]+\s%", "", Outline(render(groups)).text
+    )  # what is a share stays one
     assert not re.search("Worst model|Spread of models|Final accuracy|The worst model", words)
 
 
 def test_a_score_that_is_no_share_has_no_percent_sign(tmp_path: Path) -> None:
-    groups = compare(tmp_path, samplers=("uniform", "vrb"), seeds=2, lift=-20.0, models=("a", "b"), target=-8.0)
+    groups = compare(
+        tmp_path, samplers=("uniform", "vrb"), seeds=2, lift=-20.0, models=("a", "b"), target=-8.0
+    )
     charts = traces_of(render(groups))["charts"]
-    assert [charts[key]["layout"]["yaxis"]["tickformat"] for key in ("accuracy", "worst", "model spread", "spread a")] == ["~g"] * 4
+    assert [
+        charts[key]["layout"]["yaxis"]["tickformat"]
+        for key in ("accuracy", "worst", "model spread", "spread a")
+    ] == ["~g"] * 4
     values = [
-        trace["meta"]["value"] for key in ("accuracy", "worst", "spread a") for trace in charts[key]["traces"] if "value" in trace["meta"]
+        trace["meta"]["value"]
+        for key in ("accuracy", "worst", "spread a")
+        for trace in charts[key]["traces"]
+        if "value" in trace["meta"]
     ]
     assert set(values) == {"%{y:.4~g}"}
     assert "the target, -8." in curves.score("accuracy", "", series_of(groups)).note
-    for text in (tables.models(groups, ["a", "b"]), tables.runs(groups), tables.to_target(groups, ["a"]), f"{tables.tiles(groups)}"):
+    for text in (
+        tables.models(groups, ["a", "b"]),
+        tables.runs(groups),
+        tables.to_target(groups, ["a"]),
+        f"{tables.tiles(groups)}",
+    ):
         assert "%" not in text
     assert cells(tables.runs(groups))[0][2:4] == ["Final score", "Best score"]
     assert f"{tables.tiles(groups[:1])}".startswith("[('Final score', '-9.")
@@ -539,7 +691,11 @@ def test_a_score_that_is_not_finite_is_a_test_all_the_same(tmp_path: Path) -> No
         line["accuracy"] = line["models"]["digits"]["accuracy"] = None
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = read(tmp_path / "a")
-    assert (len(run.tested), run.rounds_to_target, run.best) == (6, 4, max(line["accuracy"] for line in lines[3:]))
+    assert (len(run.tested), run.rounds_to_target, run.best) == (
+        6,
+        4,
+        max(line["accuracy"] for line in lines[3:]),
+    )
     assert curves.score("accuracy", "", series_of(group([run]))).traces[0]["y"][:3] == [None] * 3
 
 
@@ -555,12 +711,17 @@ def test_data_that_differ_are_shown_apart(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     text = (tmp_path / "b/config.toml").read_text()
     (tmp_path / "b/config.toml").write_text(text.replace("iid", "shards"))
-    assert [chart.title for chart in clients.holdings(read_all(tmp_path))] == ["Data on each client"]
+    assert [chart.title for chart in clients.holdings(read_all(tmp_path))] == [
+        "Data on each client"
+    ]
     data = json.loads((tmp_path / "b/data.json").read_text())
     data["digits"]["sizes"][0] += 1
     (tmp_path / "b/data.json").write_text(json.dumps(data))
     titles = [chart.title for chart in clients.holdings(read_all(tmp_path))]
-    assert titles == ["Data on each client (partition=iid)", "Data on each client (partition=shards)"]
+    assert titles == [
+        "Data on each client (partition=iid)",
+        "Data on each client (partition=shards)",
+    ]
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -580,11 +741,17 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("several", [False, True])
 def test_any_page_has_charts_that_plotly_takes(tmp_path: Path, case: str, several: bool) -> None:
-    groups = compare(tmp_path / "all", seeds=2, **CASES[case]) if several else read_all(make(tmp_path / "a", **CASES[case]))
+    groups = (
+        compare(tmp_path / "all", seeds=2, **CASES[case])
+        if several
+        else read_all(make(tmp_path / "a", **CASES[case]))
+    )
     html = render(groups)
     page = traces_of(html)
     for key, chart in page["charts"].items():
-        go.Figure({"data": chart["traces"], "layout": chart["layout"]})  # plotly checks every name and value
+        go.Figure(
+            {"data": chart["traces"], "layout": chart["layout"]}
+        )  # plotly checks every name and value
         assert f'data-chart="{key}"' in html
         for trace in chart["traces"]:
             along = trace["meta"].get("along")
@@ -600,7 +767,10 @@ def test_any_page_has_charts_that_plotly_takes(tmp_path: Path, case: str, severa
 
 def cells(table: str) -> list[list[str]]:
     rows = re.findall(r"<tr>(.*?)</tr>", table)
-    return [[cell.replace(numbers.SPACE, " ") for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+    return [
+        [cell.replace(numbers.SPACE, " ") for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in rows
+    ]
 
 
 def test_the_table_of_runs(tmp_path: Path) -> None:
@@ -628,31 +798,53 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
     assert head == ["Run", "Mean", "digits", "letters", "words", "Worst model", "Spread of models"]
     final = groups[0].runs[0].tested[-1]["models"]
     digits, letters = (final[model]["accuracy"] for model in ("digits", "letters"))
-    percents = [f"{100 * value:.1f} %" for value in ((digits + letters) / 2, digits, letters, letters, (digits - letters) / 2)]
+    percents = [
+        f"{100 * value:.1f} %"
+        for value in ((digits + letters) / 2, digits, letters, letters, (digits - letters) / 2)
+    ]
     assert first == ["task.1.name=letters", *percents[:3], "–", *percents[3:]]
     assert second[3] == "–"
     head, first, second = cells(tables.to_target(groups, names))
     assert head == ["Rounds to 75.0 %", "All at once", *names]
     assert "Rounds to target, all at once" in cells(tables.runs(groups))[0]
     assert "All at once is the first round in which all models are at the target." in render(groups)
-    when = [line["round"] for line in groups[0].runs[0].tested if line["models"]["digits"]["accuracy"] >= 0.75]
+    when = [
+        line["round"]
+        for line in groups[0].runs[0].tested
+        if line["models"]["digits"]["accuracy"] >= 0.75
+    ]
     assert first == ["task.1.name=letters", "not reached", f"{when[0]}", "not reached", "–"]
     assert second[3] == "–"
     head, first, second = cells(tables.costs(groups))
-    assert head == ["Run", "Final accuracy", "Worst model", "Sent up", "Sent down", "Client computing", "Server memory"]
+    assert head == [
+        "Run",
+        "Final accuracy",
+        "Worst model",
+        "Sent up",
+        "Sent down",
+        "Client computing",
+        "Server memory",
+    ]
     assert first[3:] == ["90.0 MB (1.0×)", "90.0 MB (1.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
     assert second[3:] == ["180 MB (2.0×)", "180 MB (2.0×)", "30 min (1.0×)", "4.0 MB (1.0×)"]
     html = render(groups)
-    assert html.count(">Sent down</th>") == html.count(">Server memory</th>") == 1  # not again in the table of runs
+    assert (
+        html.count(">Sent down</th>") == html.count(">Server memory</th>") == 1
+    )  # not again in the table of runs
     best = {label: (value, who) for label, value, who in tables.tiles(groups)}
-    assert best["Highest worst model"] == (second[2].replace(" ", numbers.SPACE), "task.1.name=words")
+    assert best["Highest worst model"] == (
+        second[2].replace(" ", numbers.SPACE),
+        "task.1.name=words",
+    )
     assert best["Least spread of models"][1] == "all settings"
     assert best["Least client computing"][1] == "task.1.name=words, of those at the target"
     own = {label: value.replace(numbers.SPACE, " ") for label, value, _ in tables.tiles(groups[:1])}
     assert [own[label] for label in ("Worst model", "Spread of models")] == percents[3:]
     assert (own["Client computing"], own["Server memory"]) == ("30 min", "4.0 MB")
     assert own[f"Rounds to 75.0{numbers.SPACE}%, all at once"] == "not reached"
-    assert tables.to_target(read_all(make(tmp_path / "c", models=("digits", "letters"))), names) == ""
+    assert (
+        tables.to_target(read_all(make(tmp_path / "c", models=("digits", "letters"))), names) == ""
+    )
 
 
 def test_seeds_that_miss_the_target_are_told(tmp_path: Path) -> None:
@@ -669,7 +861,9 @@ def test_seeds_that_miss_the_target_are_told(tmp_path: Path) -> None:
 
 
 def test_tiles_name_the_best_setting(tmp_path: Path) -> None:
-    tiles = {label: (value, who) for label, value, who in tables.tiles(compare(tmp_path, rounds=20))}
+    tiles = {
+        label: (value, who) for label, value, who in tables.tiles(compare(tmp_path, rounds=20))
+    }
     assert tiles["Highest final accuracy"][1] == "vrb"
     assert tiles["Least data sent"] == ("120" + numbers.SPACE + "MB", "all settings")
 
@@ -686,10 +880,28 @@ def test_settings_tie_by_their_values_and_not_by_how_these_are_written(tmp_path:
 
 def test_what_missed_the_target_is_not_the_cheapest(tmp_path: Path) -> None:
     for seed in range(2):
-        make(tmp_path / f"good-seed{seed}", seed=seed, rounds=20, lift=0.4, target=0.7, cohort=4, sampler={"name": "good"})
-        make(tmp_path / f"poor-seed{seed}", seed=seed, rounds=20, lift=0.4 - seed, target=0.7, played=15, sampler={"name": "poor"})
+        make(
+            tmp_path / f"good-seed{seed}",
+            seed=seed,
+            rounds=20,
+            lift=0.4,
+            target=0.7,
+            cohort=4,
+            sampler={"name": "good"},
+        )
+        make(
+            tmp_path / f"poor-seed{seed}",
+            seed=seed,
+            rounds=20,
+            lift=0.4 - seed,
+            target=0.7,
+            played=15,
+            sampler={"name": "poor"},
+        )
     tiles = {label: (value, who) for label, value, who in tables.tiles(read_all(tmp_path))}
-    assert [tiles[f"Least {what}"][1] for what in ("virtual time", "data sent")] == ["good, of those at the target"] * 2
+    assert [tiles[f"Least {what}"][1] for what in ("virtual time", "data sent")] == [
+        "good, of those at the target"
+    ] * 2
     assert tiles["Fewest rounds to target"][1] == "good"
     shutil.rmtree(tmp_path / "poor-seed1")
     tiles = {label: (value, who) for label, value, who in tables.tiles(read_all(tmp_path))}
@@ -731,8 +943,12 @@ class Outline(HTMLParser):
 
 def test_the_page_names_no_host(tmp_path: Path) -> None:
     html = write([make(tmp_path / "a")], tmp_path / "report.html").read_text()
-    assert {name for name, _ in Outline(html).attributes}.isdisjoint({"src", "href", "srcset", "action", "data"})
-    assert set(re.findall(r"https?://[^/\"'`\s]*", html)) == {"http://www.w3.org"}  # names of SVG and HTML, which nobody fetches
+    assert {name for name, _ in Outline(html).attributes}.isdisjoint(
+        {"src", "href", "srcset", "action", "data"}
+    )
+    assert set(re.findall(r"https?://[^/\"'`\s]*", html)) == {
+        "http://www.w3.org"
+    }  # names of SVG and HTML, which nobody fetches
     assert "@import" not in html
     assert "url(http" not in html
     assert html.count("plotly.js v") == plotly().count("plotly.js v") == 1
@@ -744,7 +960,14 @@ EVIL = "</script><img src=x onerror=alert(1)>&amp;\"'"
 def test_text_of_others_stays_text(tmp_path: Path) -> None:
     for name in ("x", "y"):
         evil = EVIL + name
-        make(tmp_path / name, models=(EVIL, "b"), failing=evil, summary=EVIL, sampler={"name": evil, evil: 1}, more={EVIL: 1.5})
+        make(
+            tmp_path / name,
+            models=(EVIL, "b"),
+            failing=evil,
+            summary=EVIL,
+            sampler={"name": evil, evil: 1},
+            more={EVIL: 1.5},
+        )
     for html in (render(read_all(tmp_path)), render(read_all(tmp_path / "x"))):
         outline = Outline(html)
         assert "img" not in outline.tags
@@ -777,7 +1000,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    flags = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]
+    flags = [
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-sync",
+    ]
     flags += ["disable-component-update", "disable-dev-shm-usage", "window-size=1280,900"]
     flags.append(f"user-data-dir={tmp_path_factory.mktemp('chromium')}")
     for flag in flags:
@@ -792,7 +1023,9 @@ def settle(browser: Any) -> None:
     """Wait until every chart is drawn."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(browser, 60, 0.05).until(lambda _: browser.execute_script("return document.documentElement.dataset.drawn") == "yes")
+    WebDriverWait(browser, 60, 0.05).until(
+        lambda _: browser.execute_script("return document.documentElement.dataset.drawn") == "yes"
+    )
 
 
 def opened(browser: Any, path: Path) -> Any:
@@ -808,7 +1041,11 @@ PLOTS = "const plots = [...document.querySelectorAll('[data-chart]')];"
 def seen(browser: Any, what: str) -> dict[str, Any]:
     """For each chart, an expression over its `div` (data, layout as plotly has them)."""
     settle(browser)
-    return dict(browser.execute_script(f"{PLOTS} return Object.fromEntries(plots.map((div) => [div.dataset.chart, {what}]))"))
+    return dict(
+        browser.execute_script(
+            f"{PLOTS} return Object.fromEntries(plots.map((div) => [div.dataset.chart, {what}]))"
+        )
+    )
 
 
 def test_the_page_opens_from_a_file(tmp_path: Path, browser: Any) -> None:
@@ -827,15 +1064,24 @@ def test_any_page_opens(tmp_path: Path, browser: Any, case: str) -> None:
     opened(browser, write([tmp_path / "a"], tmp_path / "report.html"))
 
 
-def test_one_control_switches_the_x_axis_of_all_charts_over_rounds(tmp_path: Path, browser: Any) -> None:
+def test_one_control_switches_the_x_axis_of_all_charts_over_rounds(
+    tmp_path: Path, browser: Any
+) -> None:
     compare(tmp_path / "all")
     opened(browser, write([tmp_path / "all"], tmp_path / "report.html"))
     over = ["accuracy", "loss", "spread"]
-    before = seen(browser, "[div.layout.xaxis.title.text, div.data.at(-1).x, div._fullLayout.xaxis.range]")
+    before = seen(
+        browser, "[div.layout.xaxis.title.text, div.data.at(-1).x, div._fullLayout.xaxis.range]"
+    )
     assert {before[key][0] for key in over} == {"round"}
-    for value, text in (("seconds", "virtual time (min)"), ("bytes", "data sent, up and down (MB)")):
+    for value, text in (
+        ("seconds", "virtual time (min)"),
+        ("bytes", "data sent, up and down (MB)"),
+    ):
         browser.execute_script(f"document.querySelector('input[value={value}]').click()")
-        after = seen(browser, "[div.layout.xaxis.title.text, div.data.at(-1).x, div._fullLayout.xaxis.range]")
+        after = seen(
+            browser, "[div.layout.xaxis.title.text, div.data.at(-1).x, div._fullLayout.xaxis.range]"
+        )
         for key in over:
             assert after[key][0] == text
             assert after[key][1] != before[key][1]
@@ -843,7 +1089,11 @@ def test_one_control_switches_the_x_axis_of_all_charts_over_rounds(tmp_path: Pat
         assert after["sampled"] == before["sampled"]
     assert seen(browser, "div._fullLayout.yaxis.type")["loss"] == "linear"
     browser.execute_script("document.getElementById('log').click()")
-    assert [seen(browser, "div._fullLayout.yaxis.type")[key] for key in over] == ["linear", "log", "linear"]
+    assert [seen(browser, "div._fullLayout.yaxis.type")[key] for key in over] == [
+        "linear",
+        "log",
+        "linear",
+    ]
     assert browser.get_log("browser") == []
 
 
@@ -851,7 +1101,9 @@ def test_a_run_is_hidden_on_every_chart(tmp_path: Path, browser: Any) -> None:
     compare(tmp_path / "all")
     opened(browser, write([tmp_path / "all"], tmp_path / "report.html"))
     shown = "[...new Set(div._fullData.filter((t) => t.visible === true && t.meta.series).map((t) => t.meta.series))].sort()"
-    all_three = {key: ["run 0", "run 1", "run 2"] for key in ("accuracy", "loss", "spread", "sampled")}
+    all_three = {
+        key: ["run 0", "run 1", "run 2"] for key in ("accuracy", "loss", "spread", "sampled")
+    }
     chips = browser.find_elements("css selector", ".chip")
     assert [chip.text for chip in chips] == ["kvib", "uniform", "vrb"]
     everything = browser.find_element("id", "all")
@@ -881,17 +1133,26 @@ def test_a_run_under_the_pointer_stands_out(tmp_path: Path, browser: Any) -> Non
     from selenium.webdriver.support.ui import WebDriverWait
 
     def pale() -> dict[str, Any]:
-        return seen(browser, "[...new Set(div._fullData.filter((t) => t.opacity < 1).map((t) => t.meta.series))].sort()")
+        return seen(
+            browser,
+            "[...new Set(div._fullData.filter((t) => t.opacity < 1).map((t) => t.meta.series))].sort()",
+        )
 
     ranges = seen(browser, "div._fullLayout.xaxis.range")
-    ActionChains(browser).move_to_element(browser.find_elements("css selector", ".chip")[0]).perform()
-    WebDriverWait(browser, 20).until(lambda _: pale()["accuracy"] == pale()["loss"] == ["run 1", "run 2"])
+    ActionChains(browser).move_to_element(
+        browser.find_elements("css selector", ".chip")[0]
+    ).perform()
+    WebDriverWait(browser, 20).until(
+        lambda _: pale()["accuracy"] == pale()["loss"] == ["run 1", "run 2"]
+    )
     assert seen(browser, "div._fullLayout.xaxis.range") == ranges
     ActionChains(browser).move_to_element(browser.find_element("css selector", "h1")).perform()
     WebDriverWait(browser, 20).until(lambda _: not any(pale().values()))
 
 
-def test_of_many_bands_only_the_one_under_the_pointer_is_drawn(tmp_path: Path, browser: Any) -> None:
+def test_of_many_bands_only_the_one_under_the_pointer_is_drawn(
+    tmp_path: Path, browser: Any
+) -> None:
     compare(tmp_path / "all", samplers=tuple("abcdef"), seeds=2, people=40)
     page = write([tmp_path / "all"], tmp_path / "report.html")
     assert page.read_text().count("Bands are left out while more than 5 lines are shown") == 2
@@ -908,7 +1169,9 @@ def test_of_many_bands_only_the_one_under_the_pointer_is_drawn(tmp_path: Path, b
 
     def pointed(at: Any, shown: list[str]) -> None:
         ActionChains(browser).move_to_element(at).perform()
-        WebDriverWait(browser, 20).until(lambda _: set(map(tuple, filled().values())) == {tuple(shown)})
+        WebDriverWait(browser, 20).until(
+            lambda _: set(map(tuple, filled().values())) == {tuple(shown)}
+        )
 
     assert filled() == {"accuracy": [], "loss": [], "spread": [], "sampled": []}
     chips = browser.find_elements("css selector", ".chip")
@@ -926,8 +1189,14 @@ def test_a_phone_and_the_dark(tmp_path: Path, browser: Any) -> None:
     compare(tmp_path / "all", failing="it hung")
     path = write([tmp_path / "all"], tmp_path / "report.html")
     light = seen(opened(browser, path), "div._fullLayout.font.color")["accuracy"]
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 400, "height": 800, "deviceScaleFactor": 2, "mobile": True})
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 400, "height": 800, "deviceScaleFactor": 2, "mobile": True},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+    )
     try:
         assert seen(opened(browser, path), "div._fullLayout.font.color")["accuracy"] != light
         assert browser.execute_script("return document.documentElement.scrollWidth") == 400

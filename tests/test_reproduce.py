@@ -16,11 +16,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rota import cli_commands
+from rota.cli import app as commands
 from rota.errors import BadInput
-from rota.reproduce import REPRODUCTIONS, Chart, Line, Result, over_seeds, run, write_page
-from rota.reproduce.chart import svg, ticks
-from rota.reproduce.gd_bound import TOLERANCE, Problem, breast_cancer, by_hand, descend, factor, quadratic, sharp, worst_ratio, worst_step
+from rota_lab.reproduce import REPRODUCTIONS, Chart, Line, Result, over_seeds, run, write_page
+from rota_lab.reproduce.chart import svg, ticks
+from rota_lab.reproduce.gd_bound import (
+    TOLERANCE,
+    Problem,
+    breast_cancer,
+    by_hand,
+    descend,
+    factor,
+    quadratic,
+    sharp,
+    worst_ratio,
+    worst_step,
+)
 
 PROBLEMS = {"quadratic": quadratic(), "logistic": breast_cancer()}
 
@@ -45,7 +56,9 @@ def hessian(problem: Problem, w: np.ndarray) -> np.ndarray:
 def test_curvature_is_between_c_and_L(problem: Problem) -> None:
     generator = np.random.default_rng(0)
     for scale in (0.0, 0.1, 1.0):
-        eigenvalues = np.linalg.eigvalsh(hessian(problem, scale * generator.standard_normal(problem.x.shape[1])))
+        eigenvalues = np.linalg.eigvalsh(
+            hessian(problem, scale * generator.standard_normal(problem.x.shape[1]))
+        )
         assert problem.convex - 1e-8 <= eigenvalues[0]
         assert eigenvalues[-1] <= problem.smooth + 1e-8
         if problem.name == "quadratic":
@@ -61,9 +74,17 @@ def test_best_is_the_minimum_by_another_optimiser() -> None:
         z = problem.x @ w
         return float(np.mean(np.logaddexp(0, z) - problem.y * z) + problem.ridge / 2 * w @ w)
 
-    found = minimize(value, np.zeros(problem.x.shape[1]), jac=problem.gradient, method="BFGS", options={"gtol": 1e-9})
+    found = minimize(
+        value,
+        np.zeros(problem.x.shape[1]),
+        jac=problem.gradient,
+        method="BFGS",
+        options={"gtol": 1e-9},
+    )
     assert problem.best == pytest.approx(found.fun, abs=TOLERANCE)
-    assert problem.smooth_at_best == pytest.approx(np.linalg.eigvalsh(hessian(problem, found.x))[-1], abs=1e-6)
+    assert problem.smooth_at_best == pytest.approx(
+        np.linalg.eigvalsh(hessian(problem, found.x))[-1], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("rate", [0.1, 1.0, 1.5, 1.9])
@@ -82,7 +103,9 @@ def test_factor() -> None:
     problem = PROBLEMS["quadratic"]
     assert factor(problem, 0.5 / problem.smooth) == 1 - 0.5 * problem.convex / problem.smooth
     assert factor(problem, 1 / problem.smooth) == pytest.approx(sharp(problem, 1 / problem.smooth))
-    assert factor(problem, 1.5 / problem.smooth) == pytest.approx(1 - 0.75 * problem.convex / problem.smooth)
+    assert factor(problem, 1.5 / problem.smooth) == pytest.approx(
+        1 - 0.75 * problem.convex / problem.smooth
+    )
     assert factor(problem, 2 / problem.smooth) is None
 
 
@@ -153,11 +176,15 @@ def test_page(quick: Result, tmp_path: Path) -> None:
         picture = ElementTree.parse(page.with_name(f"gd-bound-quick-{chart.name}.svg"))
         assert len([e for e in picture.iter() if e.get("stroke-dasharray")]) == 4
     assert write_page(quick, tmp_path / "results") == page  # a second time over the first
-    assert write_page(replace(quick, quick=False), tmp_path / "results").name == "gd-bound.md"  # which has another place
+    assert (
+        write_page(replace(quick, quick=False), tmp_path / "results").name == "gd-bound.md"
+    )  # which has another place
 
 
 def test_a_failed_claim_is_seen_on_the_page(tmp_path: Path) -> None:
-    result = Result("x", "X", "Text.", [over_seeds("a", None, [1.0, 2.0, 6.0])], checks={"water is dry": False})
+    result = Result(
+        "x", "X", "Text.", [over_seeds("a", None, [1.0, 2.0, 6.0])], checks={"water is dry": False}
+    )
     text = write_page(result, tmp_path).read_text(encoding="utf-8")
     assert "**no**: water is dry" in text
     assert "| a | – | 3 | 1 | 6 | 3 |" in text
@@ -171,19 +198,25 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg-table1", "kvib-theory", "kvib-femnist", "mmfl-table1"])
-def test_what_makes_no_sense_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused_before_anything_is_written(
+    name: str, tmp_path: Path
+) -> None:
     page = tmp_path / f"{name}.md"
     page.write_text("a good page")
     for minutes in ("-1", "nan"):
         assert (
-            _refused(name, "--minutes", minutes, "--out", str(tmp_path)) == f"--minutes is {minutes}: give 0, which runs nothing, or more"
+            _refused(name, "--minutes", minutes, "--out", str(tmp_path))
+            == f"--minutes is {minutes}: give 0, which runs nothing, or more"
         )
     both = "leave out one of the two"
     assert (
         _refused(name, "--quick", "--only", "foo", "--out", str(tmp_path))
         == f"--only is not for --quick, which has parts of its own: {both}"
     )
-    assert _refused(name, "--quick", "--estimate", "--out", str(tmp_path)) == f"--estimate is not for --quick, which is short: {both}"
+    assert (
+        _refused(name, "--quick", "--estimate", "--out", str(tmp_path))
+        == f"--estimate is not for --quick, which is short: {both}"
+    )
     assert page.read_text() == "a good page"
 
 
@@ -191,7 +224,7 @@ def _refused(*words: str) -> str:
     """What the command complains of."""
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
-        assert cli_commands.status(["reproduce", *words]) == 2
+        assert commands.status(["reproduce", *words]) == 2
     return err.getvalue().removeprefix("rota: ").rstrip("\n")
 
 
@@ -217,9 +250,23 @@ def test_ticks_span_the_values(values: list[float]) -> None:
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=10))
 def test_svg_keeps_lines_inside(points: list[tuple[float, float]]) -> None:
     line = Line("a < b & c", *zip(*points, strict=True))
-    root = ElementTree.fromstring(svg(Chart("c", "a < b", "x & y", "y", [line, Line("", [points[0][0]], [points[0][1]], 9, True)])))
+    root = ElementTree.fromstring(
+        svg(
+            Chart(
+                "c",
+                "a < b",
+                "x & y",
+                "y",
+                [line, Line("", [points[0][0]], [points[0][1]], 9, True)],
+            )
+        )
+    )
     width, height = map(float, root.get("viewBox", "").split()[2:])
-    drawn = [e.get("d", "") for e in root.iter() if e.get("stroke-width") == "1.8" and "h24" not in e.get("d", "")]
+    drawn = [
+        e.get("d", "")
+        for e in root.iter()
+        if e.get("stroke-width") == "1.8" and "h24" not in e.get("d", "")
+    ]
     assert len(drawn) == 2
     for x, y in (map(float, point.split()) for point in drawn[0].lstrip("M").split("L")):
         assert math.isfinite(x)

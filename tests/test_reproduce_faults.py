@@ -12,10 +12,10 @@ from test_reproduce_mmfl import faults, found, table1, tiny  # noqa: F401
 
 from rota.data.federation import Array
 from rota.plan import Plan, Seen
-from rota.reproduce import estimate, mmfl_faults_page, run
-from rota.reproduce.mmfl_cells import PAPER
 from rota.sampling import Gvr, Lvr, Random
 from rota.weights import Weights
+from rota_lab.reproduce import estimate, mmfl_faults_page, run
+from rota_lab.reproduce.mmfl_cells import PAPER
 
 SHARES = np.array([[0.5, 0.2, 0.2, 0.1], [0.1, 0.0, 0.3, 0.6]])
 PROCESSORS = (1, 1, 2, 2)
@@ -33,7 +33,9 @@ def mean_weights(sampler: Random, draws: int) -> Array:
 def test_uncounted_weights_are_too_large_by_processors_and_missing_models() -> None:
     """In expectation B_i (S / |S_i|) d_i in the place of d_i."""
     factor = np.array(PROCESSORS) * 2 / np.array([2, 1, 2, 2])
-    np.testing.assert_allclose(mean_weights(faults.Uncounted(3, PROCESSORS), 20_000), SHARES * factor, rtol=0.04)
+    np.testing.assert_allclose(
+        mean_weights(faults.Uncounted(3, PROCESSORS), 20_000), SHARES * factor, rtol=0.04
+    )
     np.testing.assert_allclose(mean_weights(Random(3, PROCESSORS), 20_000), SHARES, rtol=0.04)
 
 
@@ -67,7 +69,11 @@ def test_repeated_memories_count_once_for_every_drawn_client(drawn: list[int]) -
         state[f"memory.{s}"][:] = torch.arange(12.0).view(4, 3) + s
     state["norm"][:] = 1.0
     client = np.arange(len(drawn))
-    sums = estimator.begin(state, weights, Plan(client, np.array(drawn, np.int64), np.ones(len(drawn)), np.ones(len(drawn)))).sums
+    sums = estimator.begin(
+        state,
+        weights,
+        Plan(client, np.array(drawn, np.int64), np.ones(len(drawn)), np.ones(len(drawn))),
+    ).sums
     for s in range(2):
         once = torch.from_numpy(SHARES[s]).float() @ state[f"memory.{s}"]
         torch.testing.assert_close(sums[s].update, drawn.count(s) * once)
@@ -84,12 +90,16 @@ def test_what_is_run() -> None:
     assert set(mmfl_faults_page.WORDS) == set(faults.FAULTS)
     assert all(set(some) <= set(PAPER["3"]) for some in faults.FAULTS.values())
     sampler, estimator = faults.TOGETHER["fedvarp"]((1, 1))
-    assert (type(sampler), type(estimator)) == (faults.Uncounted, faults.Repeated), "it has two faults"
+    assert (type(sampler), type(estimator)) == (faults.Uncounted, faults.Repeated), (
+        "it has two faults"
+    )
     sampler, _ = faults.TOGETHER["lvr"]((1, 1))
     assert isinstance(sampler, Lvr)
     assert not sampler.by_share
     names = {part.name for part in faults.parts()}
-    assert {f"3-{method}-seed{seed}" for method in PAPER["3"] for seed in range(5)} <= names & {part.name for part in table1.parts()}
+    assert {f"3-{method}-seed{seed}" for method in PAPER["3"] for seed in range(5)} <= names & {
+        part.name for part in table1.parts()
+    }
     assert len(names) == 5 * (8 + 7 + 8)
 
 
@@ -98,7 +108,10 @@ def test_the_estimate_leaves_out_what_is_finished(tmp_path: Path) -> None:
     (tmp_path / "mmfl-table1").mkdir()
     (tmp_path / "mmfl-table1" / "3-full-seed0.json").touch()
     assert "114 runs" in estimate("mmfl-faults", out=tmp_path)[-1]
-    lines = {line.split()[0]: float(line.split()[3]) for line in estimate("mmfl-faults", "seed1", tmp_path)[:-2]}
+    lines = {
+        line.split()[0]: float(line.split()[3])
+        for line in estimate("mmfl-faults", "seed1", tmp_path)[:-2]
+    }
     assert lines["3-gvr-misplaced"] == lines["3-gvr"] > lines["3-lvr-unshared"]
 
 
@@ -106,14 +119,28 @@ def test_the_estimate_leaves_out_what_is_finished(tmp_path: Path) -> None:
 def test_runs_are_shared_with_the_table(tmp_path: Path) -> None:
     run("mmfl-table1", out=tmp_path, only="full,fedvarp", device="cpu")
     said: list[str] = []
-    result = run("mmfl-faults", out=tmp_path, only="full,fedvarp,fedvarp-repeated", say=said.append, device="cpu")
-    assert not any(line.startswith(("3-full-", "3-fedvarp-seed")) for line in said), "they are finished"
+    result = run(
+        "mmfl-faults",
+        out=tmp_path,
+        only="full,fedvarp,fedvarp-repeated",
+        say=said.append,
+        device="cpu",
+    )
+    assert not any(line.startswith(("3-full-", "3-fedvarp-seed")) for line in said), (
+        "they are finished"
+    )
     kept = {path.stem for path in (tmp_path / "mmfl-table1").iterdir()}
     assert {"3-fedvarp-repeated-seed1", "published-fedvarp-seed0", "published-full-seed1"} <= kept
-    right, wrong = (json.loads((tmp_path / "mmfl-table1" / f"3-{name}-seed0.json").read_text()) for name in ("fedvarp", "fedvarp-repeated"))
+    right, wrong = (
+        json.loads((tmp_path / "mmfl-table1" / f"3-{name}-seed0.json").read_text())
+        for name in ("fedvarp", "fedvarp-repeated")
+    )
     assert right["bytes"] == wrong["bytes"], "the same clients are drawn"
     assert right["curve"] != wrong["curve"]
-    assert [row["quantity"].partition(":")[0] for row in result.rows] == ["FedVARP, repeated", "FedVARP, all faults"]
+    assert [row["quantity"].partition(":")[0] for row in result.rows] == [
+        "FedVARP, repeated",
+        "FedVARP, all faults",
+    ]
     assert any("all runs are finished" in claim for claim in result.checks)
 
 
@@ -124,7 +151,10 @@ FAULTS = {"uncounted": ["random", "fedvarp"], "repeated": ["fedvarp"]}
 
 def text(**cells: list[float]) -> str:
     some = found(**cells)
-    some |= {f"published{name.removeprefix('3')}": runs for name, runs in found(full=[0.4, 0.4], random=[0.5, 0.52]).items()}
+    some |= {
+        f"published{name.removeprefix('3')}": runs
+        for name, runs in found(full=[0.4, 0.4], random=[0.5, 0.52]).items()
+    }
     return mmfl_faults_page.report(some, FAULTS, sum(map(len, some.values())), quick=False).text
 
 
@@ -140,7 +170,10 @@ def test_the_page() -> None:
     assert "| uncounted | Random | 0.750 | 0.850 | +0.100 (95 %: 0.100 to 0.100) |" in page
     assert "| repeated | FedVARP | 0.800 | 0.850 | +0.050 (95 %: " in page
     pair = next(line for line in page.splitlines() if line.startswith("| Random above FedVARP"))
-    assert "| +0.066 | -0.050 (95 %: -0.050 to -0.050) | **+0.150 (95 %: 0.150 to 0.150)** | -0.100 (95 %: " in pair
+    assert (
+        "| +0.066 | -0.050 (95 %: -0.050 to -0.050) | **+0.150 (95 %: 0.150 to 0.150)** | -0.100 (95 %: "
+        in pair
+    )
     assert "1 pairs a single fault puts so many into the source's order: 1 by *uncounted*." in page
     assert "| Random | 0.778 | 0.750 | 1.275 |" in page
     assert "Above full participation are then Random" in page

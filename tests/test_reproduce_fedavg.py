@@ -23,8 +23,8 @@ from rota.errors import BadInput
 from rota.estimate import FedAvg
 from rota.loop import Experiment
 from rota.plan import Plan, Task
-from rota.reproduce import estimate, fedavg_cells, fedavg_page, run, write_page
-from rota.reproduce.fedavg_cells import (
+from rota_lab.reproduce import estimate, fedavg_cells, fedavg_page, run, write_page
+from rota_lab.reproduce.fedavg_cells import (
     CELLS,
     DEAR,
     FRACTIONS,
@@ -39,10 +39,24 @@ from rota.reproduce.fedavg_cells import (
     order,
     tuning,
 )
-from rota.reproduce.parts import TimeUp
-from rota.reproduce.race import BEHIND, DIVERGED, LIMIT, REACHED, SLOWER, Cohorts, Lane, judge, mean_rounds, race, winner
+from rota_lab.reproduce.parts import TimeUp
+from rota_lab.reproduce.race import (
+    BEHIND,
+    DIVERGED,
+    LIMIT,
+    REACHED,
+    SLOWER,
+    Cohorts,
+    Lane,
+    judge,
+    mean_rounds,
+    race,
+    winner,
+)
 
-table1 = importlib.import_module("rota.reproduce.fedavg_table1")  # the package has a function of that name
+table1 = importlib.import_module(
+    "rota_lab.reproduce.fedavg_table1"
+)  # the package has a function of that name
 
 
 # --- the cells
@@ -84,7 +98,9 @@ def test_cells_run_in_an_order_that_lets_them_learn_and_leaves_the_dear_ones_to_
     dear = [lane_seconds(cell) >= DEAR for cell in cells]
     assert dear == sorted(dear)
     columns = [cell.column for cell in cells[: dear.index(True)]]
-    assert len({c for c, before in zip(columns, [None, *columns], strict=False) if c != before}) == len(set(columns))
+    assert len(
+        {c for c, before in zip(columns, [None, *columns], strict=False) if c != before}
+    ) == len(set(columns))
     done: set[Column] = set()
     for cell in cells:
         assert (cell.fraction == first(cell.column)) == (cell.column not in done), cell.name
@@ -93,8 +109,13 @@ def test_cells_run_in_an_order_that_lets_them_learn_and_leaves_the_dear_ones_to_
 
 
 def test_the_dearer_a_cell_the_fewer_models_it_has() -> None:
-    cheap, middling, dear = (CELLS[name] for name in ("2nn-iid-B10-C0.2", "2nn-shards-B10-C1", "cnn-shards-Binf-C0.5"))
-    assert [len(tuning(cell, known=True).rates) * tuning(cell, known=True).seeds for cell in (cheap, middling, dear)] == [15, 3, 1]
+    cheap, middling, dear = (
+        CELLS[name] for name in ("2nn-iid-B10-C0.2", "2nn-shards-B10-C1", "cnn-shards-Binf-C0.5")
+    )
+    assert [
+        len(tuning(cell, known=True).rates) * tuning(cell, known=True).seeds
+        for cell in (cheap, middling, dear)
+    ] == [15, 3, 1]
     assert tuning(cheap, known=False).rates == tuple(range(-4, 5))
     assert tuning(CELLS["cnn-shards-Binf-C0.1"], known=True).rates == (0, 2)
     assert not tuning(dear, known=True).further
@@ -103,8 +124,19 @@ def test_the_dearer_a_cell_the_fewer_models_it_has() -> None:
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("2nn-iid-B10-C0.1,cnn-C0-Binf-iid", {"2nn-iid-B10-C0.1", "2nn-iid-B10-raw-C0.1", "cnn-iid-Binf-C0"}),
-        ("cnn-shards-binf", {"cnn-shards-Binf-C0", "cnn-shards-Binf-C0.1", "cnn-shards-Binf-C0.2", "cnn-shards-Binf-C0.5"}),
+        (
+            "2nn-iid-B10-C0.1,cnn-C0-Binf-iid",
+            {"2nn-iid-B10-C0.1", "2nn-iid-B10-raw-C0.1", "cnn-iid-Binf-C0"},
+        ),
+        (
+            "cnn-shards-binf",
+            {
+                "cnn-shards-Binf-C0",
+                "cnn-shards-Binf-C0.1",
+                "cnn-shards-Binf-C0.2",
+                "cnn-shards-Binf-C0.5",
+            },
+        ),
         ("raw", {"2nn-iid-B10-raw-C0.1", "cnn-iid-B10-raw-C0.1"}),
     ],
 )
@@ -119,7 +151,9 @@ def test_a_part_that_no_cell_has_is_refused() -> None:
 
 def test_the_estimate_has_a_line_a_cell() -> None:
     lines = estimate("fedavg-table1", "2nn-iid-B10")
-    assert [line.split()[0] for line in lines[1:-2]] == [cell.name for cell in chosen("2nn-iid-B10")]
+    assert [line.split()[0] for line in lines[1:-2]] == [
+        cell.name for cell in chosen("2nn-iid-B10")
+    ]
     assert lines[1].split()[1:4] == ["87", "52,200", "522,000"]
     assert len(estimate("fedavg-table1")) == 37 + 3
     with pytest.raises(BadInput, match="--estimate is not for gd-bound"):
@@ -130,7 +164,9 @@ def test_the_estimate_has_a_line_a_cell() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0.05, 1))
-def test_rounds_are_where_the_monotonic_curve_crosses_the_target(accuracies: list[float], target: float) -> None:
+def test_rounds_are_where_the_monotonic_curve_crosses_the_target(
+    accuracies: list[float], target: float
+) -> None:
     """Against a search for the crossing on a fine grid of the best-so-far curve."""
     lane = Lane(0, 0, 0)
     lane.tested(0, 0.0, target)
@@ -187,7 +223,9 @@ def test_a_rate_that_needs_more_rounds_than_the_best_is_out() -> None:
 
 
 def test_seeds_are_judged_together() -> None:
-    field = lanes(r1_0=[0, 1.0], r1_1=[0, 0.1, 0.1], r2_0=[0, 0.3, 0.6, 1.0], r2_1=[0, 0.3, 0.6, 1.0])
+    field = lanes(
+        r1_0=[0, 1.0], r1_1=[0, 0.1, 0.1], r2_0=[0, 0.3, 0.6, 1.0], r2_1=[0, 0.3, 0.6, 1.0]
+    )
     judge(field, 3, 0.9, math.inf, lag=False)
     assert field[1].why == ""  # the mean of .9 and 3 is below 2.75
     judge(field, 5, 0.9, math.inf, lag=False)
@@ -227,11 +265,16 @@ def test_the_winner() -> None:
         ({"r1_0": [0, 0.5, 1.0], "r2_0": [0, 1.0], "r3_0": [0, 0.5, 1.0]}, set()),
         ({"r1_0": [0, 0.5, 1.0], "r2_0": [0, 1.0]}, {3}),
         ({"r1_0": [0, 1.0]}, {0, 2}),
-        ({"r1_0": [0, 0.5], "r2_0": [0, 0.6], "r4_0": [0, 0.4]}, set()),  # none is there, and the best is in the middle
+        (
+            {"r1_0": [0, 0.5], "r2_0": [0, 0.6], "r4_0": [0, 0.4]},
+            set(),
+        ),  # none is there, and the best is in the middle
         ({"r1_0": [0, 0.5], "r2_0": [0, 0.6]}, {3}),
     ],
 )
-def test_races_go_on_to_neighbours_that_were_not_tried(curves: dict[str, list[float]], rates: set[int]) -> None:
+def test_races_go_on_to_neighbours_that_were_not_tried(
+    curves: dict[str, list[float]], rates: set[int]
+) -> None:
     assert table1.further(lanes(**curves)) == rates
 
 
@@ -249,7 +292,11 @@ def test_a_models_cohort_does_not_depend_on_the_others() -> None:
 
     whole, alone = draw(5, 20, 5), draw(0, 0, 5)
     assert alone.model.tolist() == [2] * 5
-    assert alone.client.tolist() == whole.client[whole.model == 2].tolist() != whole.client[whole.model == 0].tolist()
+    assert (
+        alone.client.tolist()
+        == whole.client[whole.model == 2].tolist()
+        != whole.client[whole.model == 0].tolist()
+    )
     assert len(set(alone.client)) == 5
     assert (whole.model == 1).sum() == 20
     np.testing.assert_allclose(alone.weight, 1 / 5)
@@ -281,7 +328,9 @@ class Spy:
 def course(*rates: float) -> tuple[Experiment, Spy]:
     blobs = federation([30] * 8, seed=3)
     tasks = [Task(linear, blobs, lr=lr, name=str(s)) for s, lr in enumerate(rates)]
-    return Experiment(tasks, Cohorts((0,) * len(tasks)), FedAvg()), Spy(make("sequential", tasks, Devices(), 0, "cpu"))
+    return Experiment(tasks, Cohorts((0,) * len(tasks)), FedAvg()), Spy(
+        make("sequential", tasks, Devices(), 0, "cpu")
+    )
 
 
 def test_who_is_out_costs_nothing() -> None:
@@ -336,7 +385,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Blobs for images, a target within reach, and three cells of one column; counts the columns that are loaded."""
     loaded = {"columns": 0}
 
-    def blobs(partition: Any, seed: int) -> data.Federation:  # noqa: ARG001
+    def blobs(partition: Any, seed: int) -> data.Federation:
         loaded["columns"] += 1
         return federation([20] * 100, seed=5)
 
@@ -364,9 +413,13 @@ def test_cells_are_kept_and_not_run_again(small: dict[str, int], tmp_path: Path)
     assert said[1].startswith("2nn-iid-B10-C0.1: ")
 
     columns = small["columns"]
-    result = run("fedavg-table1", out=tmp_path, only="2nn-iid-B10-C0.1,2nn-iid-B10-C0.2", device="cpu")
+    result = run(
+        "fedavg-table1", out=tmp_path, only="2nn-iid-B10-C0.1,2nn-iid-B10-C0.2", device="cpu"
+    )
     assert small["columns"] == columns + 1  # the one cell that was missing
-    assert (tmp_path / "fedavg-table1" / "2nn-iid-B10-C0.1.json").read_text() == kept["2nn-iid-B10-C0.1.json"]
+    assert (tmp_path / "fedavg-table1" / "2nn-iid-B10-C0.1.json").read_text() == kept[
+        "2nn-iid-B10-C0.1.json"
+    ]
     follower = json.loads((tmp_path / "fedavg-table1" / "2nn-iid-B10-C0.2.json").read_text())
     assert cell["lr"] in {lane["lr"] for lane in follower["lanes"]}
     assert [row["quantity"] for row in result.rows if "rounds to" in row["quantity"]] == [
@@ -383,10 +436,15 @@ def test_without_minutes_nothing_is_run(small: dict[str, int], tmp_path: Path) -
     assert [row["quantity"] for row in result.rows] == ["cells that reach the target"]
     text = write_page(result, tmp_path).read_text()
     assert text.count("not run / ") == 35
-    assert "**no**: all cells that the source reached are reached (of 35: 0 reached, 0 not reached, 35 not run)" in text
+    assert (
+        "**no**: all cells that the source reached are reached (of 35: 0 reached, 0 not reached, 35 not run)"
+        in text
+    )
 
 
-def test_when_the_time_is_up_what_is_finished_stays(small: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_time_is_up_what_is_finished_stays(
+    small: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, said = table1.race, list[str]()
 
     def once(*args: Any, **options: Any) -> None:
@@ -395,8 +453,12 @@ def test_when_the_time_is_up_what_is_finished_stays(small: dict[str, int], tmp_p
         plain(*args, **options)
 
     monkeypatch.setattr(table1, "race", once)
-    run("fedavg-table1", out=tmp_path, say=said.append, only="2nn-iid-B10", minutes=60, device="cpu")
-    assert [path.name for path in (tmp_path / "fedavg-table1").iterdir()] == ["2nn-iid-B10-C0.1.json"]
+    run(
+        "fedavg-table1", out=tmp_path, say=said.append, only="2nn-iid-B10", minutes=60, device="cpu"
+    )
+    assert [path.name for path in (tmp_path / "fedavg-table1").iterdir()] == [
+        "2nn-iid-B10-C0.1.json"
+    ]
     assert said[-1] == "the time is up: what is finished is kept"
     assert small["columns"] == 1
 
@@ -430,11 +492,20 @@ def test_options_that_a_reproduction_does_not_take_are_refused() -> None:
 def test_it_runs_where_only_torch_and_numpy_are(tmp_path: Path) -> None:
     code = "import runpy, sys\nfor name in ('typer', 'rich', 'pydantic', 'plotly', 'sklearn', 'scipy'): sys.modules[name] = None\n"
     code += f"sys.argv = ['reproduce', 'fedavg-table1', '--minutes', '0', '--json', '--out', {str(tmp_path)!r}]\n"
-    code += "runpy.run_module('rota.reproduce', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    code += "runpy.run_module('rota_lab.reproduce', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
-        {"quantity": "cells that reach the target", "paper": 35, "measured": 0.0, "low": 0.0, "high": 0.0, "seeds": 1}
+        {
+            "quantity": "cells that reach the target",
+            "paper": 35,
+            "measured": 0.0,
+            "low": 0.0,
+            "high": 0.0,
+            "seeds": 1,
+        }
     ]
     assert (tmp_path / "fedavg-table1.md").exists()
 
@@ -465,8 +536,16 @@ def test_the_bars_are_judged_from_the_numbers() -> None:
     all_of_them = {cell.name: found(cell, 0.9, 1.1) for cell in cells}
     assert fedavg_page.report(all_of_them, cells, False).ok
     one = CELLS["cnn-iid-B10-C1"]
-    for spoilt, held in ((found(one, None), [False, True]), (found(one, 1.0, None), [False, True]), (None, [False, True])):
-        some = {**all_of_them, one.name: spoilt} if spoilt else {name: each for name, each in all_of_them.items() if name != one.name}
+    for spoilt, held in (
+        (found(one, None), [False, True]),
+        (found(one, 1.0, None), [False, True]),
+        (None, [False, True]),
+    ):
+        some = (
+            {**all_of_them, one.name: spoilt}
+            if spoilt
+            else {name: each for name, each in all_of_them.items() if name != one.name}
+        )
         assert list(fedavg_page.report(some, cells, False).checks.values()) == held
     for ratio, within in ((0.69, False), (0.71, True), (1.29, True), (1.31, False)):
         some = {cell.name: found(cell, ratio) for cell in cells}
@@ -478,21 +557,31 @@ def test_raw_pixels_count_for_nothing_but_their_own_line() -> None:
     some = {cell.name: found(cell, 0.1 if cell.column.raw else 1.0) for cell in cells}
     result = fedavg_page.report(some, cells, False)
     assert result.ok
-    assert "2NN, IID, B = 10, C = 0.1 takes 9 rounds from 0 to 1, and 87 from -1/2 to 1/2" in result.text
+    assert (
+        "2NN, IID, B = 10, C = 0.1 takes 9 rounds from 0 to 1, and 87 from -1/2 to 1/2"
+        in result.text
+    )
     assert result.rows[-1]["low"] == 1.0
 
 
 def test_the_page_shows_every_cell(tmp_path: Path) -> None:
     cells = chosen()
-    some = {name: found(CELLS[name], 0.9, 1.0) for name in ("2nn-iid-B10-C0.1", "2nn-iid-B10-C0.2", "cnn-shards-B10-C0")}
+    some = {
+        name: found(CELLS[name], 0.9, 1.0)
+        for name in ("2nn-iid-B10-C0.1", "2nn-iid-B10-C0.2", "cnn-shards-B10-C0")
+    }
     some["cnn-iid-B10-C1"] = {**found(CELLS["cnn-iid-B10-C1"], None), "precision": "tf32"}
     result = fedavg_page.report(some, cells, False)
     text = write_page(result, tmp_path).read_text()
     assert "| 0.1 | not run / 1474 | 83 / 87 (0.95) | not run / 1796 | not run / 664 |" in text
     assert "| 1 | not run / 246 | not in 48 / 16 | – | not run / 97 |" in text
-    assert "| CNN, shards, B = 10, C = 0 | 0.215, 0.316 | 0.316 | yes | 2 | 97.12% | 12 | 1 |" in text
+    assert (
+        "| CNN, shards, B = 10, C = 0 | 0.215, 0.316 | 0.316 | yes | 2 | 97.12% | 12 | 1 |" in text
+    )
     assert "- machine 1: a Turing machine, fp32\n- machine 2: a Turing machine, tf32" in text
-    assert [chart.name for chart in result.charts] == ["2nn"]  # the other has no two cells in a column
+    assert [chart.name for chart in result.charts] == [
+        "2nn"
+    ]  # the other has no two cells in a column
     assert (tmp_path / "fedavg-table1-2nn.svg").exists()
     assert {row["paper"] for row in result.rows} == {87, 77, 956, 35, None}
 

@@ -20,13 +20,24 @@ import rota
 from rota import data
 from rota.data.federation import Federation
 from rota.errors import BadInput
-from rota.reproduce import estimate, kvib_femnist_page, run, write_page
-from rota.reproduce.chart import COLOURS
-from rota.reproduce.kvib_femnist_page import TITLES, Found, against, gigabytes_to, last, report, rounds_to, runs_of
-from rota.reproduce.parts import TimeUp
 from rota.sampling import SAMPLERS, Aocs, Ocs
+from rota_lab.reproduce import estimate, kvib_femnist_page, run, write_page
+from rota_lab.reproduce.chart import COLOURS
+from rota_lab.reproduce.kvib_femnist_page import (
+    TITLES,
+    Found,
+    against,
+    gigabytes_to,
+    last,
+    report,
+    rounds_to,
+    runs_of,
+)
+from rota_lab.reproduce.parts import TimeUp
 
-femnist = importlib.import_module("rota.reproduce.kvib_femnist")  # the package has a function of that name
+femnist = importlib.import_module(
+    "rota_lab.reproduce.kvib_femnist"
+)  # the package has a function of that name
 Work = femnist.Work
 
 
@@ -39,7 +50,12 @@ def test_the_parts() -> None:
     pairs = {(part.version, part.method) for part in parts}
     assert pairs == set(product((1, 2, 3), femnist.METHODS))
     for version, method in pairs:
-        assert sorted(seed for part in parts if (part.version, part.method) == (version, method) for seed in part.seeds) == [0, 1, 2, 3, 4]
+        assert sorted(
+            seed
+            for part in parts
+            if (part.version, part.method) == (version, method)
+            for seed in part.seeds
+        ) == [0, 1, 2, 3, 4]
     assert set(TITLES) == set(femnist.METHODS)
     assert set(femnist.METHODS) - {"fedavg", "kvib-G"} <= set(SAMPLERS)
     assert len(estimate("kvib-femnist")) == 3 + len(parts)
@@ -49,7 +65,9 @@ def test_the_most_telling_parts_are_first() -> None:
     names = [part.name for part in femnist.parts()]
     assert names[:2] == ["v1-uniform-seed0", "v1-kvib-seed0"]
     assert {name.rsplit("-", 1)[0] for name in names[:15]} == {
-        f"v{version}-{method}" for version in (1, 2, 3) for method in ("kvib", *kvib_femnist_page.CLAIMED)
+        f"v{version}-{method}"
+        for version in (1, 2, 3)
+        for method in ("kvib", *kvib_femnist_page.CLAIMED)
     }
     first = [part.name for part in femnist.parts() if part.seeds == (0,)]
     assert names[: len(first)] == first
@@ -61,7 +79,10 @@ def test_the_most_telling_parts_are_first() -> None:
         ("v1-kvib", {"v1-kvib-seed0", "v1-kvib-seeds1-4"}),
         ("v2-mabs-seed0, v3-osmd", {"v2-mabs-seed0", "v3-osmd-seed0", "v3-osmd-seeds1-4"}),
         ("v3-seed0", {f"v3-{method}-seed0" for method in femnist.METHODS}),
-        ("ocs", {f"v{version}-ocs-{seeds}" for version in (1, 2, 3) for seeds in ("seed0", "seeds1-4")}),
+        (
+            "ocs",
+            {f"v{version}-ocs-{seeds}" for version in (1, 2, 3) for seeds in ("seed0", "seeds1-4")},
+        ),
     ],
 )
 def test_only(only: str, names: set[str]) -> None:
@@ -69,17 +90,30 @@ def test_only(only: str, names: set[str]) -> None:
 
 
 def test_only_something_else() -> None:
-    with pytest.raises(BadInput, match="--only names 'v1-kvip', which is no part: did you mean 'v1-kvib'"):
+    with pytest.raises(
+        BadInput, match="--only names 'v1-kvip', which is no part: did you mean 'v1-kvib'"
+    ):
         run("kvib-femnist", only="v1-kvip")
 
 
 def test_the_estimate_grows_with_the_work() -> None:
     def cost(only: str) -> float:
-        return float(sum(femnist.seconds(part, "cpu") for part in femnist.chosen(only, femnist.parts())))
+        return float(
+            sum(femnist.seconds(part, "cpu") for part in femnist.chosen(only, femnist.parts()))
+        )
 
-    assert cost("v1-uniform-seed0") < cost("v3-uniform-seed0") < cost("v3-kvib-seed0") < cost("v3-ocs-seed0") < cost("v3-optimal-seed0")
+    assert (
+        cost("v1-uniform-seed0")
+        < cost("v3-uniform-seed0")
+        < cost("v3-kvib-seed0")
+        < cost("v3-ocs-seed0")
+        < cost("v3-optimal-seed0")
+    )
     assert cost("v1-kvib-seeds1-4") == pytest.approx(4 * cost("v1-kvib-seed0"))
-    alone, together = (femnist.seconds(femnist.chosen(only, femnist.parts())[0], "cuda") for only in ("v1-kvib-seed0", "v1-kvib-seeds1-4"))
+    alone, together = (
+        femnist.seconds(femnist.chosen(only, femnist.parts())[0], "cuda")
+        for only in ("v1-kvib-seed0", "v1-kvib-seeds1-4")
+    )
     assert together < 4 * alone
 
 
@@ -122,11 +156,16 @@ def test_a_single_seed_is_a_run_of_rota(method: str, small: Federation) -> None:
     other = rota.run([task], sampler, rounds=6, seed=3, evaluate=2, device="cpu").rounds
     assert got["loss"] == pytest.approx(other["loss"][1::2], rel=1e-4)
     assert got["accuracy"] == pytest.approx(other["accuracy"][1::2], rel=1e-4)
-    assert got["bytes"] == [up + down for up, down in zip(other["bytes_up"][1::2], other["bytes_down"][1::2], strict=True)]
+    assert got["bytes"] == [
+        up + down
+        for up, down in zip(other["bytes_up"][1::2], other["bytes_down"][1::2], strict=True)
+    ]
 
 
 @pytest.mark.parametrize("seeds", [(0,), (1, 2)])
-def test_a_run_that_diverges_is_a_result(seeds: tuple[int, ...], small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_diverges_is_a_result(
+    seeds: tuple[int, ...], small: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(femnist, "LR", 1e38)
     work = Work(1, "fedavg", seeds, rounds=6, every=2)
     track = femnist.Track(small, seeds, "cpu", "fp32")
@@ -161,12 +200,18 @@ def test_aocs_would_draw_the_same_clients_as_ocs() -> None:
     """Which is why it is not among the samplers."""
     shares = np.array([SIZES]) / sum(SIZES)
     state = {"norm": np.random.default_rng(0).lognormal(0, 1, shares.shape)}
-    np.testing.assert_allclose(Aocs(2, 21).rates(state, shares), Ocs(2, 21).rates(state, shares), rtol=1e-9)
+    np.testing.assert_allclose(
+        Aocs(2, 21).rates(state, shares), Ocs(2, 21).rates(state, shares), rtol=1e-9
+    )
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not data.at_hand("mnist-writers"), reason="the files of mnist-writers are not on this machine")
-@pytest.mark.parametrize(("version", "large", "share"), [(1, 54, 0.82), (2, 108, 0.90), (3, 270, 0.98)])
+@pytest.mark.skipif(
+    not data.at_hand("mnist-writers"), reason="the files of mnist-writers are not on this machine"
+)
+@pytest.mark.parametrize(
+    ("version", "large", "share"), [(1, 54, 0.82), (2, 108, 0.90), (3, 270, 0.98)]
+)
 def test_the_writers_have_the_sources_unbalance(version: int, large: int, share: float) -> None:
     made = femnist.federation.__wrapped__(version)
     sizes = np.sort(made.train.sizes)[::-1]
@@ -183,7 +228,13 @@ def test_the_writers_have_the_sources_unbalance(version: int, large: int, share:
 # --- the page, from made-up parts
 
 
-def part(method: str, accuracy: float, seeds: tuple[int, ...] = (0, 1, 2), version: int = 1, loss: float | None = 0.5) -> Found:
+def part(
+    method: str,
+    accuracy: float,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    version: int = 1,
+    loss: float | None = 0.5,
+) -> Found:
     """A curve that rises to `accuracy` in 20 tests, a little higher with every seed; 1 GB a test."""
     curve = [min(1.0, 2 * (k + 1) / 20) * accuracy for k in range(20)]
     runs = [
@@ -199,7 +250,16 @@ def part(method: str, accuracy: float, seeds: tuple[int, ...] = (0, 1, 2), versi
     split = {"clients": 539, "images": 7172, "large": 54, "share": 0.828}
     made = Work(version, method, seeds, 200, 10)
     how = {"machine": "here", "precision": "fp32", "seconds": 1.0, "budget": 27}
-    return {"part": made.name, "version": version, "method": method, "rounds": 200, "every": 10, "split": split, "runs": runs, **how}
+    return {
+        "part": made.name,
+        "version": version,
+        "method": method,
+        "rounds": 200,
+        "every": 10,
+        "split": split,
+        "runs": runs,
+        **how,
+    }
 
 
 def found(*some: Found) -> dict[str, Found]:
@@ -218,28 +278,52 @@ def test_rounds_and_bytes_to_a_target() -> None:
     assert rounds_to(made, 0.91) is gigabytes_to(made, 0.91) is None
     made["accuracy"] = [0.5, 0.2, *made["accuracy"][2:]]  # the best so far counts
     assert rounds_to(made, 0.4) == pytest.approx(8)
-    assert rounds_to({**made, "accuracy": [0.5, 0.2, 0.7], "tests": [10, 20, 30]}, 0.6) == pytest.approx(25)
+    assert rounds_to(
+        {**made, "accuracy": [0.5, 0.2, 0.7], "tests": [10, 20, 30]}, 0.6
+    ) == pytest.approx(25)
 
 
 def test_last_is_the_mean_of_the_last_tests() -> None:
-    made: dict[str, Any] = {"accuracy": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5], "loss": [1.0, 2.0, None, 2.0, 2.0, 2.0]}
+    made: dict[str, Any] = {
+        "accuracy": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5],
+        "loss": [1.0, 2.0, None, 2.0, 2.0, 2.0],
+    }
     assert last(made, "accuracy") == pytest.approx(0.3)
     assert last(made, "loss") == math.inf
 
 
 def test_seeds_of_several_parts_belong_together() -> None:
-    some = found(part("kvib", 0.9, (1, 2)), part("kvib", 0.9, (0,)), part("vrb", 0.9), part("kvib", 0.8, version=2))
+    some = found(
+        part("kvib", 0.9, (1, 2)),
+        part("kvib", 0.9, (0,)),
+        part("vrb", 0.9),
+        part("kvib", 0.8, version=2),
+    )
     assert [each["seed"] for each in runs_of(some, 1, "kvib")] == [0, 1, 2]
     assert against(some, 1, "vrb", lambda run: last(run, "accuracy")) == pytest.approx([0.0] * 3)
-    assert len(against(found(part("kvib", 0.9, (0, 1)), part("vrb", 0.9, (1, 2))), 1, "vrb", kvib_femnist_page.accuracy)) == 1
+    assert (
+        len(
+            against(
+                found(part("kvib", 0.9, (0, 1)), part("vrb", 0.9, (1, 2))),
+                1,
+                "vrb",
+                kvib_femnist_page.accuracy,
+            )
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("mine", "theirs", "held"), [(0.99, 0.97, True), (0.97, 0.99, False), (0.98, 0.98, False)])
+@pytest.mark.parametrize(
+    ("mine", "theirs", "held"), [(0.99, 0.97, True), (0.97, 0.99, False), (0.98, 0.98, False)]
+)
 def test_the_claims(mine: float, theirs: float, held: bool) -> None:
     made = checks(part("kvib", mine), part("mabs", theirs))
     assert len(made) == 3
     assert set(made.values()) == {held}
-    assert any(claim.startswith("v1: K-Vib's last accuracy is above that of Mabs (gain") for claim in made)
+    assert any(
+        claim.startswith("v1: K-Vib's last accuracy is above that of Mabs (gain") for claim in made
+    )
     assert any(claim.startswith("v1: K-Vib reaches 95% before Mabs (gain") for claim in made)
 
 
@@ -247,7 +331,10 @@ def test_the_verdict() -> None:
     some = found(part("kvib", 0.9), part("uniform", 0.8), part("pow-d", 0.95), part("vrb", 0.9))
     words = "K-Vib is clearly above uniform; clearly below pow-d; not to be told from Vrb."
     assert words in report(some, list(some), False).text
-    assert "told from" not in report(found(part("kvib", 0.9, (0,)), part("uniform", 0.8, (0,))), [], False).text
+    assert (
+        "told from"
+        not in report(found(part("kvib", 0.9, (0,)), part("uniform", 0.8, (0,))), [], False).text
+    )
 
 
 def test_no_claim_of_what_cannot_be_compared() -> None:
@@ -268,19 +355,30 @@ def test_the_page(tmp_path: Path) -> None:
     assert "54 of 539 clients hold 82.8% of 7,172 images here" in text
     assert "## Not run\n`v3-kvib-seed0`\n" in text
     assert text.count("\nNot run.\n") == 2  # v2 and v3
-    (line,) = [line for line in text.splitlines() if line.startswith("| pow-d |") and line.endswith("| 1 |") and "27.0" in line]
-    assert line == "| pow-d | not reached | not reached | not reached | not reached | 50.00 | diverged in 1 of 1 | 27.0 | 1 |"
+    (line,) = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| pow-d |") and line.endswith("| 1 |") and "27.0" in line
+    ]
+    assert (
+        line
+        == "| pow-d | not reached | not reached | not reached | not reached | 50.00 | diverged in 1 of 1 | 27.0 | 1 |"
+    )
     (line,) = [line for line in text.splitlines() if line.startswith("| uniform |") and "+" in line]
     assert line.startswith("| uniform | +7.00 (+7.00 to +7.00) |")
     assert line.endswith("| – | 3 |")
     charts = ("accuracy", "loss", "others", "others-loss")
-    assert {path.stem for path in tmp_path.glob("*.svg")} == {f"kvib-femnist-v1-{name}" for name in charts}
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {
+        f"kvib-femnist-v1-{name}" for name in charts
+    }
 
 
 def test_lines_of_a_chart_look_different() -> None:
     some = found(*(part(method, 0.9) for method in femnist.METHODS))
     for chart in report(some, [*some], False).charts:
-        assert len({(line.colour % len(COLOURS), line.dashed) for line in chart.lines}) == len(chart.lines)
+        assert len({(line.colour % len(COLOURS), line.dashed) for line in chart.lines}) == len(
+            chart.lines
+        )
 
 
 def test_a_page_of_nothing(tmp_path: Path) -> None:
@@ -301,11 +399,11 @@ def test_some_runs_reach_the_target() -> None:
 
 
 @pytest.fixture
-def done(small: Federation, monkeypatch: pytest.MonkeyPatch) -> list[str]:  # noqa: ARG001
+def done(small: Federation, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs that take no time, and a list of those that were done."""
     names: list[str] = []
 
-    def quickly(self: Any, work: Any, *_: Any) -> list[dict[str, Any]]:  # noqa: ARG001
+    def quickly(self: Any, work: Any, *_: Any) -> list[dict[str, Any]]:
         names.append(work.name)
         return list(part(work.method, 0.9, work.seeds)["runs"])
 
@@ -344,7 +442,7 @@ def test_time_that_is_up_during_a_part(small: Federation) -> None:
         femnist.Track(small, (0,), "cpu", "fp32").run(Work(1, "kvib", (0,)), deadline=0.0)
 
 
-def test_quick(small: Federation, tmp_path: Path) -> None:  # noqa: ARG001
+def test_quick(small: Federation, tmp_path: Path) -> None:
     """The whole way on few rounds: everything but the numbers."""
     result = run("kvib-femnist", quick=True, out=tmp_path, device="cpu")
     assert {row["seeds"] for row in result.rows} == {2}
@@ -357,9 +455,9 @@ def test_it_runs_where_only_torch_and_numpy_are(tmp_path: Path) -> None:
     code = f"""
 import sys
 for name in ('typer', 'rich', 'pydantic', 'plotly', 'sklearn', 'scipy', 'safetensors', 'tomli_w', 'flwr'): sys.modules[name] = None
-import importlib, numpy, rota.reproduce.__main__ as main
+import importlib, numpy, rota_lab.reproduce.__main__ as main
 from rota import data, models
-femnist = importlib.import_module('rota.reproduce.kvib_femnist')
+femnist = importlib.import_module('rota_lab.reproduce.kvib_femnist')
 pairs = [(numpy.ones((n, 4), 'float32'), numpy.arange(n) % 3) for n in {SIZES}]
 made = data.from_clients(pairs, pairs[-1])
 femnist.federation, femnist.models.kvib_cnn = lambda *_: made, models.logistic
@@ -367,7 +465,9 @@ sys.argv = ['reproduce', 'kvib-femnist', '--device', 'cpu', '--only', 'v1-unifor
 femnist.parts = lambda quick=False: [femnist.Work(1, 'uniform', (0,), 4, 2)]
 main.main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "kvib-femnist" / "v1-uniform-seed0.json").exists()
     assert (tmp_path / "kvib-femnist.md").exists()

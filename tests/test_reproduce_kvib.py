@@ -18,12 +18,14 @@ import rota
 from rota.engine import Engine, make
 from rota.errors import BadInput
 from rota.plan import Chunk, Plan, Task
-from rota.reproduce import estimate, run, write_page
-from rota.reproduce.kvib_theory_page import TITLES, Found, interval, of, report, unscaled
 from rota.sampling import SAMPLERS, draw
 from rota.weights import Weights
+from rota_lab.reproduce import estimate, run, write_page
+from rota_lab.reproduce.kvib_theory_page import TITLES, Found, interval, of, report, unscaled
 
-theory = importlib.import_module("rota.reproduce.kvib_theory")  # the package has a function of that name
+theory = importlib.import_module(
+    "rota_lab.reproduce.kvib_theory"
+)  # the package has a function of that name
 
 
 def test_the_parts() -> None:
@@ -31,7 +33,9 @@ def test_the_parts() -> None:
     assert len(set(names)) == len(names)
     assert {part.sampler for part in theory.parts()} == set(TITLES) <= set(SAMPLERS)
     assert {part.seeds for part in theory.parts()} == {5}
-    assert {part.sampler for part in theory.parts() if part.budget == 10 and part.bound is None} == set(TITLES)
+    assert {
+        part.sampler for part in theory.parts() if part.budget == 10 and part.bound is None
+    } == set(TITLES)
     assert {part.budget for part in theory.parts() if part.sampler == "kvib"} == {5, 10, 20, 60}
     assert sum("runs of" in line for line in estimate("kvib-theory")) == len(names)
 
@@ -57,15 +61,23 @@ def test_only_something_else() -> None:
 @pytest.mark.parametrize("values", [[1.0, 2.0], [3.0, 1.0, 2.5], [0.1, 0.2, 0.4, 0.3, 0.9]])
 def test_intervals_are_students(values: list[float]) -> None:
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
-    assert interval(values) == pytest.approx((np.mean(values), low, high), abs=1e-3 * float(np.std(values)) * 2)
+    assert interval(values) == pytest.approx(
+        (np.mean(values), low, high), abs=1e-3 * float(np.std(values)) * 2
+    )
 
 
 def test_one_seed_says_nothing_of_its_spread() -> None:
     assert interval([2.0]) == (2.0, -np.inf, np.inf)
 
 
-def by_client(engine: Engine, models: list[Weights], plan: Plan, now: int) -> dict[int, tuple[Chunk, int]]:
-    return {int(plan.client[row]): (chunk, place) for chunk in engine.train(models, plan, now) for place, row in enumerate(chunk.rows)}
+def by_client(
+    engine: Engine, models: list[Weights], plan: Plan, now: int
+) -> dict[int, tuple[Chunk, int]]:
+    return {
+        int(plan.client[row]): (chunk, place)
+        for chunk in engine.train(models, plan, now)
+        for place, row in enumerate(chunk.rows)
+    }
 
 
 def test_trained_once_is_trained_as_drawn() -> None:
@@ -85,33 +97,63 @@ def test_trained_once_is_trained_as_drawn() -> None:
             other, there = expected[client]
             torch.testing.assert_close(chunk.update[place], other.update[there], equal_nan=True)
             assert chunk.reason[place] == other.reason[there]
-            assert (chunk.loss[place], chunk.examples[place]) == pytest.approx((other.loss[there], other.examples[there]), nan_ok=True)
+            assert (chunk.loss[place], chunk.examples[place]) == pytest.approx(
+                (other.loss[there], other.examples[there]), nan_ok=True
+            )
 
 
 def test_a_run_is_that_of_rota_run() -> None:
     task = Task(linear, federation([5, 12, 20, 31, 8, 40]), lr=0.05)
     got = theory.run(theory.Part("kvib", 2, 1, 20, 0.01), task, 3)
     asked = ["cost", "regret", "variance"]
-    other = rota.run([task], SAMPLERS["kvib"](budget=2, bound=0.01), rounds=20, seed=3, evaluate=10, metrics=asked)  # type: ignore[call-arg]
+    other = rota.run(
+        [task],
+        SAMPLERS["kvib"](budget=2, bound=0.01),
+        rounds=20,
+        seed=3,
+        evaluate=10,
+        metrics=asked,
+    )  # type: ignore[call-arg]
     for name in asked:
         assert got[name] == pytest.approx(other.summary[f"{name}_total"], rel=1e-4)
     assert got["loss"] == pytest.approx(other.summary["loss"], rel=1e-4)
     assert got["late"] == pytest.approx(sum(other.rounds["variance"][10:]), rel=1e-4)
     assert "curves" not in got
-    curves = theory.run(theory.Part("kvib", 10, 1, 20), Task(linear, federation([5] * 20)), 0)["curves"]
+    curves = theory.run(theory.Part("kvib", 10, 1, 20), Task(linear, federation([5] * 20)), 0)[
+        "curves"
+    ]
     assert [len(curves[name]) for name in ("regret", "variance", "loss")] == [2, 2, 2]
 
 
 # --- the page, from made-up parts
 
 
-def part(sampler: str, regret: float, variance: float = 1.0, budget: int = 10, bound: float | None = None, best: float = 1.0) -> Found:
+def part(
+    sampler: str,
+    regret: float,
+    variance: float = 1.0,
+    budget: int = 10,
+    bound: float | None = None,
+    best: float = 1.0,
+) -> Found:
     """Three seeds, one per cent apart."""
     runs = []
     for factor in (0.99, 1.0, 1.01):
-        curves = {"curves": {name: [factor, factor] for name in ("regret", "variance", "loss")}} if budget == 10 and not bound else {}
+        curves = (
+            {"curves": {name: [factor, factor] for name in ("regret", "variance", "loss")}}
+            if budget == 10 and not bound
+            else {}
+        )
         numbers = dict.fromkeys(("late", "improvement", "quality", "loss", "accuracy"), 0.5)
-        runs.append({"regret": regret * factor, "cost": best + regret * factor, "variance": variance * factor, **numbers, **curves})
+        runs.append(
+            {
+                "regret": regret * factor,
+                "cost": best + regret * factor,
+                "variance": variance * factor,
+                **numbers,
+                **curves,
+            }
+        )
     made = theory.Part(sampler, budget, 3, 20, bound)
     return {"part": made.name, **asdict(made), "runs": runs, "machine": "here", "seconds": 1.0}
 
@@ -144,22 +186,39 @@ def test_against_the_budget() -> None:
     """With q in the place of p the regret is K l(p) - min l."""
     assert unscaled(part("vrb", 2, budget=5, best=3))[1] == pytest.approx(5 * (3 + 2) - 3)
     falling = [part("kvib", 1 / budget, budget=budget) for budget in (60, 5, 10)]
-    assert held(found(*falling), "K-Vib's cumulative regret falls with K (0.2, 0.1, 0.0167 at K = 5, 10, 60)")
-    assert not held(found(*falling[:2], part("kvib", 9.0)), "K-Vib's cumulative regret falls with K")
+    assert held(
+        found(*falling),
+        "K-Vib's cumulative regret falls with K (0.2, 0.1, 0.0167 at K = 5, 10, 60)",
+    )
+    assert not held(
+        found(*falling[:2], part("kvib", 9.0)), "K-Vib's cumulative regret falls with K"
+    )
     rivals = found(part("vrb", 2, budget=5), part("vrb", 1, budget=60))
     assert not held(rivals, "does not fall from K = 5 to 60 (Vrb 2 to 1)")
     assert held(rivals, "does not fall from K = 5 to 60 if q")
-    assert held(found(part("mabs", 1, budget=5), part("mabs", 2, budget=60)), "does not fall from K = 5 to 60 (Mabs")
+    assert held(
+        found(part("mabs", 1, budget=5), part("mabs", 2, budget=60)),
+        "does not fall from K = 5 to 60 (Mabs",
+    )
 
 
 def test_gamma_on_the_same_seeds() -> None:
-    hand = [part("kvib", regret, variance=regret, bound=bound) for bound, regret in ((0.01, 1.0), (0.1, 1.5))]
+    hand = [
+        part("kvib", regret, variance=regret, bound=bound)
+        for bound, regret in ((0.01, 1.0), (0.1, 1.5))
+    ]
     assert held(found(part("kvib", 1.09), *hand), "at most 10 % more cumulative regret")
     assert not held(found(part("kvib", 1.11), *hand), "at most 10 % more cumulative regret")
     assert held(found(part("kvib", 1), *hand), "not sensitive to gamma")
-    assert not held(found(part("kvib", 1), *hand, part("kvib", 9, variance=9.0, bound=1.0)), "not sensitive to gamma")
+    assert not held(
+        found(part("kvib", 1), *hand, part("kvib", 9, variance=9.0, bound=1.0)),
+        "not sensitive to gamma",
+    )
     longer = part("kvib", 1.0)
-    longer["runs"] = [*longer["runs"], {**longer["runs"][0], "regret": 100.0}]  # a fourth seed, which no G has
+    longer["runs"] = [
+        *longer["runs"],
+        {**longer["runs"][0], "regret": 100.0},
+    ]  # a fourth seed, which no G has
     assert held(found(longer, *hand), "at most 10 % more cumulative regret")
 
 
@@ -180,7 +239,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs that take no time, and a list of those that were done."""
     done: list[str] = []
 
-    def quickly(each: Any, task: Task, seed: int, deadline: float) -> dict[str, Any]:  # noqa: ARG001
+    def quickly(each: Any, task: Task, seed: int, deadline: float) -> dict[str, Any]:
         done.append(f"{each.name} {seed}")
         return dict(part(each.sampler, 1.0, budget=each.budget, bound=each.bound)["runs"][0])
 
@@ -197,7 +256,7 @@ def test_finished_parts_are_kept_and_not_run_again(small: list[str], tmp_path: P
     assert any(row["quantity"] == "Vrb, K = 10: cumulative regret" for row in result.rows)
 
 
-def test_a_damaged_part_is_named(small: list[str], tmp_path: Path) -> None:  # noqa: ARG001
+def test_a_damaged_part_is_named(small: list[str], tmp_path: Path) -> None:
     (tmp_path / "kvib-theory").mkdir()
     (tmp_path / "kvib-theory" / "vrb-K10.json").write_text("{")
     with pytest.raises(BadInput, match=r"vrb-K10.json is not a part's file .* remove it"):
@@ -224,7 +283,16 @@ def test_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "A quick version" in page
     charts = {path.stem for path in tmp_path.glob("*.svg")}
     assert charts >= {
-        f"kvib-theory-quick-{name}" for name in ("feedback", "regret", "variance", "loss", "budget-cost", "budget-variance", "gamma")
+        f"kvib-theory-quick-{name}"
+        for name in (
+            "feedback",
+            "regret",
+            "variance",
+            "loss",
+            "budget-cost",
+            "budget-variance",
+            "gamma",
+        )
     }
     assert not (tmp_path / "kvib-theory").exists()
 

@@ -19,16 +19,18 @@ from rota import data
 from rota.data.federation import Federation, Partition
 from rota.errors import BadInput
 from rota.plan import Task, shares
-from rota.reproduce import Result, estimate, mmfl_page, run, write_page
-from rota.reproduce.chart import COLOURS
-from rota.reproduce.mmfl_cells import PAPER, TITLES, Cells, relative, three_digits
 from rota.sampling.mmfl import Assigning
+from rota_lab.reproduce import Result, estimate, mmfl_page, run, write_page
+from rota_lab.reproduce.chart import COLOURS
+from rota_lab.reproduce.mmfl_cells import PAPER, TITLES, Cells, relative, three_digits
 
-table1, faults = (importlib.import_module(f"rota.reproduce.mmfl_{name}") for name in ("table1", "faults"))
+table1, faults = (
+    importlib.import_module(f"rota_lab.reproduce.mmfl_{name}") for name in ("table1", "faults")
+)
 # the package has functions of these names
 
 
-def blobs(partition: Partition, seed: int) -> Federation:  # noqa: ARG001
+def blobs(partition: Partition, seed: int) -> Federation:
     sizes = np.random.default_rng(seed // 100).integers(3, 9, table1.CLIENTS).tolist()
     return federation(sizes, seed=seed)
 
@@ -71,7 +73,9 @@ def test_the_estimate_has_a_line_for_a_setting_and_method_with_what_is_left(tmp_
     (tmp_path / "mmfl-table1" / "5-mifa-seed2.json").touch()
     lines = estimate("mmfl-table1", "5", tmp_path)
     left = {line.split()[0]: int(line.split()[1]) for line in lines[:-2]}
-    assert left == {f"5-{method}": 4 if method == "mifa" else 5 for method in TITLES if method != "full"}
+    assert left == {
+        f"5-{method}": 4 if method == "mifa" else 5 for method in TITLES if method != "full"
+    }
     took = {line.split()[0]: float(line.split()[3]) for line in lines[:-2]}
     assert took["5-gvr"] > 5 * took["5-random"], "in which all clients train"
     assert estimate("mmfl-table1", "5-full", tmp_path) == ["all runs are finished"]
@@ -79,8 +83,16 @@ def test_the_estimate_has_a_line_for_a_setting_and_method_with_what_is_left(tmp_
 
 def test_runs_in_which_all_train_take_longer() -> None:
     costs = {method: policies((1,))[0].costs for method, policies in table1.METHODS.items()}
-    longer = {method for method, each in table1.METHODS.items() if table1.seconds(table1.Work("3", method, 0), each, "cpu") > 300}
-    assert longer == {method for method, words in costs.items() if words in ("every client trains", "every client trains every model")}
+    longer = {
+        method
+        for method, each in table1.METHODS.items()
+        if table1.seconds(table1.Work("3", method, 0), each, "cpu") > 300
+    }
+    assert longer == {
+        method
+        for method, words in costs.items()
+        if words in ("every client trains", "every client trains every model")
+    }
 
 
 def test_options_are_those_of_the_policies() -> None:
@@ -90,9 +102,13 @@ def test_options_are_those_of_the_policies() -> None:
     assert methods["stale-vre"] == ("`mmfl-vre`: mix 0.1", "`stale-vre`: start 0.9")
     assert methods["fedstale"] == ("`mmfl-random`", "`fedstale`: beta 0.8")
     assert methods["kvib"][0] == "`mmfl-kvib`: theta by its rule, gamma by its rule, per_rate on"
-    assert table1.options(rota.sampling.KVibPairs(theta=0.25), rota.sampling.SAMPLERS).startswith("`mmfl-kvib`: theta 0.25,")
+    assert table1.options(rota.sampling.KVibPairs(theta=0.25), rota.sampling.SAMPLERS).startswith(
+        "`mmfl-kvib`: theta 0.25,"
+    )
     assert table1.about().single == ["round-robin", "round-robin-server", "fedfair"]
-    assert not any(hasattr(table1.METHODS[method]((1,))[0], "processors") for method in table1.about().single)
+    assert not any(
+        hasattr(table1.METHODS[method]((1,))[0], "processors") for method in table1.about().single
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,11 +122,15 @@ def test_options_are_those_of_the_policies() -> None:
     ],
 )
 def test_only(only: str, names: set[str]) -> None:
-    assert {part.name for part in table1.chosen(only, table1.parts())} == {f"{name}-seed{seed}" for name in names for seed in range(5)}
+    assert {part.name for part in table1.chosen(only, table1.parts())} == {
+        f"{name}-seed{seed}" for name in names for seed in range(5)
+    }
 
 
 def test_only_a_seed() -> None:
-    assert {part.name for part in table1.chosen("5-seed2", table1.parts())} == {f"5-{method}-seed2" for method in TITLES}
+    assert {part.name for part in table1.chosen("5-seed2", table1.parts())} == {
+        f"5-{method}-seed2" for method in TITLES
+    }
     assert [part.name for part in table1.chosen("3-gvr-seed1", table1.parts())] == ["3-gvr-seed1"]
     assert {part.seed for part in table1.chosen("seed3", table1.parts())} == {3}
 
@@ -131,7 +151,12 @@ def test_a_client_lacks_one_model_at_most(monkeypatch: pytest.MonkeyPatch) -> No
     assert (~owns).sum(axis=1).min() > 0, "every model is lacked by somebody"
     for task, before in zip(tasks, whole, strict=True):
         for client in np.flatnonzero(task.data.train.sizes)[:20].tolist():
-            assert all((a == b).all() for a, b in zip(task.data.train.of(client), before.data.train.of(client), strict=True))
+            assert all(
+                (a == b).all()
+                for a, b in zip(
+                    task.data.train.of(client), before.data.train.of(client), strict=True
+                )
+            )
 
 
 def test_held_out_examples_are_the_first() -> None:
@@ -169,11 +194,18 @@ def test_costs_tell_the_methods_apart(tmp_path: Path) -> None:
     run("mmfl-table1", out=tmp_path, only="full,random,gvr,lvr,fedvarp,scaffold,kvib", device="cpu")
 
     def cost(method: str, name: str) -> float:
-        runs = [json.loads((tmp_path / "mmfl-table1" / f"3-{method}-seed{seed}.json").read_text()) for seed in range(2)]
+        runs = [
+            json.loads((tmp_path / "mmfl-table1" / f"3-{method}-seed{seed}.json").read_text())
+            for seed in range(2)
+        ]
         return float(np.mean([each[name] for each in runs]))
 
     assert cost("random", "bytes") < cost("gvr", "bytes") < cost("full", "bytes")
-    assert cost("random", "client_seconds") < cost("lvr", "client_seconds") < cost("gvr", "client_seconds")
+    assert (
+        cost("random", "client_seconds")
+        < cost("lvr", "client_seconds")
+        < cost("gvr", "client_seconds")
+    )
     assert cost("fedvarp", "server_bytes") > 10 * cost("random", "server_bytes")
     assert cost("scaffold", "bytes") == pytest.approx(2 * cost("random", "bytes"))
     assert cost("kvib", "server_bytes") < cost("fedvarp", "server_bytes")
@@ -200,7 +232,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 def report(cells: Cells, quick: bool = False) -> Result:
     """The page of runs that are all there are."""
-    runs = [(name.partition("-")[0], name.partition("-")[2], seed) for name, each in cells.items() for seed in each]
+    runs = [
+        (name.partition("-")[0], name.partition("-")[2], seed)
+        for name, each in cells.items()
+        for seed in each
+    ]
     return mmfl_page.report(cells, replace(table1.about(quick), runs=runs))
 
 
@@ -233,7 +269,10 @@ def test_accuracy_is_relative_to_the_same_seed() -> None:
     assert "| Random | 0.778 | 0.650 ({:.3f} to {:.3f}) |".format(*between) in report(some).text
 
 
-@pytest.mark.parametrize(("gvr", "lvr", "held"), [(0.7, 0.6, True), (0.45, 0.6, False), (0.7, 0.45, False), (0.76, 0.6, False)])
+@pytest.mark.parametrize(
+    ("gvr", "lvr", "held"),
+    [(0.7, 0.6, True), (0.45, 0.6, False), (0.7, 0.45, False), (0.76, 0.6, False)],
+)
 def test_the_sources_order(gvr: float, lvr: float, held: bool) -> None:
     some = found(full=[0.8], gvr_star=[0.75], stale_vr=[0.75], gvr=[gvr], lvr=[lvr], random=[0.5])
     assert all(mmfl_page._order(some, "3").values()) is held
@@ -245,7 +284,10 @@ def test_the_sources_order(gvr: float, lvr: float, held: bool) -> None:
 @pytest.mark.parametrize("star", [0.75, 0.85])
 def test_full_participation_is_1_by_definition(star: float) -> None:
     claims = mmfl_page._order(found(full=[0.8], gvr_star=[star]), "3")
-    assert claims == {f"3 tasks: MMFL-GVR*, {star / 0.8:.3f}, stays below 1, which is full participation": star < 0.8}
+    assert claims == {
+        f"3 tasks: MMFL-GVR*, {star / 0.8:.3f}, stays below 1, which is full participation": star
+        < 0.8
+    }
 
 
 def test_methods_are_compared_by_the_seeds_that_both_have() -> None:
@@ -263,7 +305,9 @@ def test_methods_are_compared_by_the_seeds_that_both_have() -> None:
 
 def test_a_claim_that_may_hold_by_chance_says_so() -> None:
     some = found(full=[1.0, 1.0], gvr=[0.8, 0.6], random=[0.5, 0.5])
-    assert mmfl_page._order(some, "3") == {"3 tasks: MMFL-GVR, 0.700, is above Random, 0.500, which may be chance": True}
+    assert mmfl_page._order(some, "3") == {
+        "3 tasks: MMFL-GVR, 0.700, is above Random, 0.500, which may be chance": True
+    }
 
 
 def test_updates_that_could_not_be_used_are_on_the_page() -> None:
@@ -277,16 +321,22 @@ def test_missing_runs_are_named_at_the_top() -> None:
     some = found(full=[0.8, 0.8], gvr_star=[0.75], random=[0.5, 0.5])
     runs = [("3", method, seed) for method in ("full", "gvr-star", "random") for seed in range(2)]
     result = mmfl_page.report(some, replace(table1.about(), runs=runs))
-    words = "**1 of 6 runs are missing**: MMFL-GVR* with 3 tasks, seed 1. These rows have fewer seeds."
+    words = (
+        "**1 of 6 runs are missing**: MMFL-GVR* with 3 tasks, seed 1. These rows have fewer seeds."
+    )
     assert words in result.text[: result.text.index("## ")]
     assert result.checks["all runs are finished (5 of 6)"] is False
     assert "missing" not in report(some).text
-    assert "**145 of 150 runs are missing**.\n" in mmfl_page.report(some, table1.about()).text, "not 30 names"
+    assert "**145 of 150 runs are missing**.\n" in mmfl_page.report(some, table1.about()).text, (
+        "not 30 names"
+    )
 
 
 def test_the_page_lists_methods_by_accuracy() -> None:
     text = report(found(full=[0.8], random=[0.4], gvr=[0.6])).text
-    assert text.index("| Full participation |") < text.index("| MMFL-GVR |") < text.index("| Random |")
+    assert (
+        text.index("| Full participation |") < text.index("| MMFL-GVR |") < text.index("| Random |")
+    )
     assert "| 1.00 GiB | 1.00 h | 1.00 MiB |" in text
 
 
@@ -323,7 +373,9 @@ def test_every_models_accuracy_is_on_the_page() -> None:
 
 
 def test_pairs_in_another_order_than_the_sources() -> None:
-    some = found(full=[0.8, 0.4], gvr=[0.72, 0.36], lvr=[0.6, 0.304], random=[0.5, 0.3], fedvarp=[0.51, 0.3])
+    some = found(
+        full=[0.8, 0.4], gvr=[0.72, 0.36], lvr=[0.6, 0.304], random=[0.5, 0.3], fedvarp=[0.51, 0.3]
+    )
     text = report(some).text
     low, high = stats.t.interval(0.95, 1, 0.145, stats.sem([0.15, 0.14]))
     words = f"- MMFL-LVR is above MMFL-GVR by 0.019 in the source, here below it by 0.145 (95 %: {low:.3f} to {high:.3f})\n"
@@ -331,7 +383,9 @@ def test_pairs_in_another_order_than_the_sources() -> None:
     assert "- Random is above FedVARP by 0.066 in the source, here below it by 0.006 (" in text
     assert text.count("which may be chance") == 1
     assert text.count("in the source, here") == 2
-    assert "another order" not in report(found(full=[0.8, 0.8], lvr=[0.7, 0.7], gvr=[0.6, 0.6])).text
+    assert (
+        "another order" not in report(found(full=[0.8, 0.8], lvr=[0.7, 0.7], gvr=[0.6, 0.6])).text
+    )
 
 
 def test_pairs_say_over_which_seeds() -> None:
@@ -342,26 +396,43 @@ def test_pairs_say_over_which_seeds() -> None:
 
 
 def test_what_kvib_costs() -> None:
-    some = found(full=[1.0] * 3, kvib=[0.7, 0.71, 0.7], lvr=[0.9, 0.91, 0.9], stale_vre=[0.7, 0.7, 0.72], random=[0.5, 0.51, 0.52])
+    some = found(
+        full=[1.0] * 3,
+        kvib=[0.7, 0.71, 0.7],
+        lvr=[0.9, 0.91, 0.9],
+        stale_vre=[0.7, 0.7, 0.72],
+        random=[0.5, 0.51, 0.52],
+    )
     for each in some["3-kvib"].values():
         each["bytes"] = 2**28
     text = report(some).text
-    assert "In accuracy it is above Random, below MMFL-LVR, not told apart from StaleVRE with 3 tasks (by the 95 % intervals)." in text
+    assert (
+        "In accuracy it is above Random, below MMFL-LVR, not told apart from StaleVRE with 3 tasks (by the 95 % intervals)."
+        in text
+    )
     assert "that is up to 0.58 with 3 tasks." in text
     assert "| 3 | MMFL-LVR | -0.200 (95 %: -0.200 to -0.200) | 0.250 | 1.00 | 1.00 |" in text
     assert "## MMFL-KVib" not in report(found(full=[1.0], lvr=[0.9])).text
     pairs, rounds = 3 * table1.CLIENTS, table1.ROUNDS
-    state = rota.sampling.KVibPairs(table1.BUDGET).init(np.full((3, table1.CLIENTS), 1 / pairs), rounds)
+    state = rota.sampling.KVibPairs(table1.BUDGET).init(
+        np.full((3, table1.CLIENTS), 1 / pairs), rounds
+    )
     assert float(state["theta"][0]) == pytest.approx(0.58, abs=0.005)
 
 
 def test_the_chart_shows_those_that_draw_by_what_they_know() -> None:
     everything = found(**{method.replace("-", "_"): [0.5] for method in TITLES})
     chart = report(everything).charts[0]
-    knowing = {TITLES[method] for method, policies in table1.METHODS.items() if isinstance(policies((1,))[0], Assigning)}
+    knowing = {
+        TITLES[method]
+        for method, policies in table1.METHODS.items()
+        if isinstance(policies((1,))[0], Assigning)
+    }
     assert {line.name for line in chart.lines} == knowing | {"Full participation", "Random"}
     assert "StaleVRE" in knowing
-    assert len({(line.colour % len(COLOURS), line.dashed) for line in chart.lines}) == len(chart.lines), "told apart"
+    assert len({(line.colour % len(COLOURS), line.dashed) for line in chart.lines}) == len(
+        chart.lines
+    ), "told apart"
 
 
 def test_the_short_version_says_its_own_numbers_and_no_verdicts() -> None:
@@ -375,7 +446,12 @@ def test_the_short_version_says_its_own_numbers_and_no_verdicts() -> None:
     assert all(row["paper"] is None for row in result.rows)
     for word in ("120", "150 rounds", "EMNIST", "0.778", "0.960", "| source |", "claims", "reason"):
         assert word not in result.text, word
-    for word in ("over 120 clients, by 12 draws a round, for 150 rounds", "EMNIST", "| MMFL-GVR* | 0.960 |", "last 21 rounds"):
+    for word in (
+        "over 120 clients, by 12 draws a round, for 150 rounds",
+        "EMNIST",
+        "| MMFL-GVR* | 0.960 |",
+        "last 21 rounds",
+    ):
         assert word in report(some).text, word
 
 
@@ -386,9 +462,17 @@ def test_the_page_says_what_was_trained() -> None:
     assert fashion[3:6] == ["CNN (`mmfl_cnn`)", "1,630,090", "0.01"]
     _, cifar, writers, roles = table1.about().tasks["5"]
     assert "the others 12 to 15" in cifar[2]
-    assert (writers[2], roles[2]) == ("the data's own: the first 120 writers", "the data's own: the first 120 roles")
-    assert [row[-1] for row in (cifar, writers, roles)] == [*["the last 70% of the test examples"] * 2, "all test examples"]
-    assert "| shakespeare | Shakespeare by role |" not in report(found(full=[0.8])).text, "of the settings that were run"
+    assert (writers[2], roles[2]) == (
+        "the data's own: the first 120 writers",
+        "the data's own: the first 120 roles",
+    )
+    assert [row[-1] for row in (cifar, writers, roles)] == [
+        *["the last 70% of the test examples"] * 2,
+        "all test examples",
+    ]
+    assert "| shakespeare | Shakespeare by role |" not in report(found(full=[0.8])).text, (
+        "of the settings that were run"
+    )
 
 
 def is_described(setting: str, tasks: list[Task]) -> None:
@@ -397,9 +481,22 @@ def is_described(setting: str, tasks: list[Task]) -> None:
     rows = {name: row for row in table1.about().tasks[setting] for name in row[0].split(", ")}
     for task in tasks:
         kind = table1.SETTINGS[setting][task.name]
-        assert (task.model, task.lr, task.batch, task.epochs) == (kind.model, kind.lr, kind.batch, kind.epochs)
-        assert (task.optimizer, task.momentum, task.weight_decay, task.lr_decay, task.steps) == ("sgd", 0, 0, 1, None)
-        assert rows[task.name][4] == f"{sum(weight.numel() for weight in task.build().parameters()):,}"
+        assert (task.model, task.lr, task.batch, task.epochs) == (
+            kind.model,
+            kind.lr,
+            kind.batch,
+            kind.epochs,
+        )
+        assert (task.optimizer, task.momentum, task.weight_decay, task.lr_decay, task.steps) == (
+            "sgd",
+            0,
+            0,
+            1,
+            None,
+        )
+        assert (
+            rows[task.name][4] == f"{sum(weight.numel() for weight in task.build().parameters()):,}"
+        )
         sizes = task.data.train.sizes
         assert task.data.clients == table1.CLIENTS
         assert kind.batch is None or sizes.max() <= kind.batch
@@ -422,19 +519,28 @@ def stand_in(partition: Partition, seed: int) -> Federation:
 
 @pytest.mark.data
 @pytest.mark.skipif(
-    not all(map(data.at_hand, ("fashion-mnist", "mnist-writers", "shakespeare"))), reason="the files are not on this machine"
+    not all(map(data.at_hand, ("fashion-mnist", "mnist-writers", "shakespeare"))),
+    reason="the files are not on this machine",
 )
 def test_the_page_describes_the_five_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     if not data.at_hand("cifar10"):
         monkeypatch.setitem(table1.SETTINGS["5"], "cifar10", replace(table1.CIFAR, source=stand_in))
-    tasks = [kind.task(table1.CLIENTS, name, s) for s, (name, kind) in enumerate(table1.SETTINGS["5"].items())]
+    tasks = [
+        kind.task(table1.CLIENTS, name, s)
+        for s, (name, kind) in enumerate(table1.SETTINGS["5"].items())
+    ]
     is_described("5", tasks)
     assert [len(task.data.test.y) for task in tasks][:4] == [7000] * 4
-    assert len(tasks[4].data.test.y) == len(data.shakespeare(table1.ROLES.partition(table1.CLIENTS)).test.y), "not cut"
+    assert len(tasks[4].data.test.y) == len(
+        data.shakespeare(table1.ROLES.partition(table1.CLIENTS)).test.y
+    ), "not cut"
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not rota.data.at_hand("fashion-mnist"), reason="the files of fashion-mnist are not on this machine")
+@pytest.mark.skipif(
+    not rota.data.at_hand("fashion-mnist"),
+    reason="the files of fashion-mnist are not on this machine",
+)
 def test_the_fashion_tasks_are_s0s() -> None:
     tasks = [table1.FASHION.task(120, name, 100 + s) for s, name in enumerate(table1.SETTINGS["3"])]
     sizes = np.stack([task.data.train.sizes for task in tasks])

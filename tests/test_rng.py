@@ -30,12 +30,20 @@ def test_order_and_depth_of_an_address_matter(seed: int, a: int, b: int) -> None
 @given(seeds, words)
 def test_fold_continues_key_on_tensors(seed: int, word: int) -> None:
     keys = rng.as_tensor([rng.key(seed, "x"), rng.key(seed, "y")])
-    assert torch.equal(rng.fold(keys, word), rng.as_tensor([rng.key(seed, "x", word), rng.key(seed, "y", word)]))
+    assert torch.equal(
+        rng.fold(keys, word), rng.as_tensor([rng.key(seed, "x", word), rng.key(seed, "y", word)])
+    )
 
 
 def test_known_words() -> None:
     """SplitMix64's published first outputs for seed 1234567 (Vigna's reference implementation)."""
-    first = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    first = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert [int(word) % 2**64 for word in rng.bits(torch.tensor(1234567), 5)] == first
 
 
@@ -52,7 +60,9 @@ def test_uniform_is_uniform_within_and_across_keys() -> None:
     assert draws.max() < 1
     for sample in (draws.ravel(), draws[:, 0], draws[:, -1]):
         assert stats.kstest(sample, "uniform").pvalue > 1e-3
-    assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 0.06  # neighbouring clients are unrelated
+    assert (
+        abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 0.06
+    )  # neighbouring clients are unrelated
     assert abs(np.corrcoef(draws[:, 0], draws[:, 1])[0, 1]) < 0.06
 
 

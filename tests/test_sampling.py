@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_assign import Case, check_draws, check_feasible
 
-from rota import registry, rng
+from rota import rng
 from rota.data.federation import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
+from rota.recipe import registry
 from rota.sampling import (
     SAMPLERS,
     Asking,
@@ -53,11 +54,19 @@ from rota.sampling.osmd import lift
 from rota.sampling.waterfill import fill, waterfill
 
 SHARES = np.array([[0.3, 0.2, 0.1, 0.25, 0.1, 0.05], [0.5, 0.0, 0.2, 0.0, 0.25, 0.05]])
-UPDATES = np.random.default_rng(0).normal(size=(2, 6, 3)) * np.array([1.0, 0.2, 5.0, 0.7, 2.0, 9.0])[:, None] + 0.3
+UPDATES = (
+    np.random.default_rng(0).normal(size=(2, 6, 3))
+    * np.array([1.0, 0.2, 5.0, 0.7, 2.0, 9.0])[:, None]
+    + 0.3
+)
 LOSSES = np.random.default_rng(1).random((2, 6))
 BUDGET = 3
 MORE: dict[str, list[dict[str, Any]]] = {
-    "uniform": [{"procedure": "independent"}, {"procedure": "multinomial"}, {"procedure": "sequential"}],
+    "uniform": [
+        {"procedure": "independent"},
+        {"procedure": "multinomial"},
+        {"procedure": "sequential"},
+    ],
     "proportional": [{"procedure": "independent"}, {"procedure": "sequential"}],
     "kvib": [{"linear": True}, {"budget": 2.6}, {"theta": 0.3, "gamma": 0.02}, {"bound": 0.1}],
     "vrb": [{"theta": 0.1, "gamma": 1.0}, {"budget": 2.6}],
@@ -67,10 +76,17 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "rpow-d": [{"candidates": 4}],
     "pow-d": [{"candidates": 4}],
     "mmfl-random": [{"processors": (2, 1, 3, 1, 2, 1), "budget": 5}],
-    "mmfl-gvr": [{"processors": (2, 1, 3, 1, 2, 1), "budget": 4.4}, {"distinct": True, "processors": 2}, {"uploads": 0.6}],
+    "mmfl-gvr": [
+        {"processors": (2, 1, 3, 1, 2, 1), "budget": 4.4},
+        {"distinct": True, "processors": 2},
+        {"uploads": 0.6},
+    ],
     "mmfl-lvr": [{"processors": "mixed"}, {"distinct": True, "processors": (2, 1, 2, 1, 2, 1)}],
     "mmfl-vre": [{"distinct": True, "uploads": 0.9}],
-    "mmfl-kvib": [{"processors": (2, 1, 3, 1, 2, 1), "uploads": 1.2}, {"distinct": True, "processors": 2}],
+    "mmfl-kvib": [
+        {"processors": (2, 1, 3, 1, 2, 1), "uploads": 1.2},
+        {"distinct": True, "processors": 2},
+    ],
     "fedfair": [{"alpha": 1.0}],
 }
 """Options beside the defaults with which a sampler runs through the suite."""
@@ -78,14 +94,24 @@ MORE: dict[str, list[dict[str, Any]]] = {
 
 def variance_of(procedure: draw.Procedure, rates: Array, products: Array) -> float:
     """From the inner products of all x_i."""
-    return variance.of(procedure, rates, np.sqrt(np.diag(products)), float(np.sqrt(max(products.sum(), 0.0))), products)
+    return variance.of(
+        procedure,
+        rates,
+        np.sqrt(np.diag(products)),
+        float(np.sqrt(max(products.sum(), 0.0))),
+        products,
+    )
 
 
 def members() -> dict[str, Sampler]:
     out: dict[str, Sampler] = {}
     for name, kind in SAMPLERS.items():
         for more in ({}, *MORE.get(name, [])):
-            sized = {"budget": BUDGET, **more} if "budget" in registry.options("samplers", kind) else more
+            sized = (
+                {"budget": BUDGET, **more}
+                if "budget" in registry.options("samplers", kind)
+                else more
+            )
             out["-".join([name, *map(str, more.values())])] = kind(**sized)
     return out
 
@@ -99,7 +125,9 @@ def answers(plan: Plan, updates: Array = UPDATES) -> Seen:
     at = (plan.model, plan.client)
     norm = np.linalg.norm(updates, axis=2)[at]
     kept = dict(enumerate(torch.from_numpy(updates[at])))
-    return Seen(norm, LOSSES[at], np.full(len(plan), 5.0), np.ones(len(plan)), [""] * len(plan), kept)
+    return Seen(
+        norm, LOSSES[at], np.full(len(plan), 5.0), np.ones(len(plan)), [""] * len(plan), kept
+    )
 
 
 def asked(sampler: Sampler, state: State, shares: Array, generator: np.random.Generator) -> State:
@@ -155,14 +183,18 @@ def check_near(values: Array, expected: Array | float, errors: float = 5.0) -> N
 def check_unbiased(draws: Draws, shares: Array = SHARES) -> None:
     """The mean weight of every pair is its share, and so the mean estimate is full participation's."""
     check_near(draws.weight, shares)
-    check_near(np.einsum("ksn,snd->ksd", draws.weight, UPDATES), np.einsum("sn,snd->sd", shares, UPDATES))
+    check_near(
+        np.einsum("ksn,snd->ksd", draws.weight, UPDATES), np.einsum("sn,snd->sd", shares, UPDATES)
+    )
 
 
 def check_inclusion(draws: Draws, shares: Array = SHARES) -> None:
     """A pair is drawn as often as said: the mean of 1 / p over the draws that have it is 1."""
     if not np.isnan(draws.claimed).any():
         assert ((draws.claimed >= 0) & (draws.claimed <= 1)).all()
-        chances = np.divide(1.0, draws.claimed, out=np.zeros_like(draws.claimed), where=draws.claimed > 0)
+        chances = np.divide(
+            1.0, draws.claimed, out=np.zeros_like(draws.claimed), where=draws.claimed > 0
+        )
         check_near(chances[:, shares > 0], 1.0)
 
 
@@ -171,7 +203,9 @@ def check_rates(sampler: Any, shares: Array = SHARES) -> None:
     rates = sampler.rates(asked(sampler, experienced(sampler), shares, rng.generator(0)), shares)
     owners = (shares > 0).sum(axis=1)
     coins = sampler.procedure == "independent"
-    expected = np.where(owners > 0, np.minimum(sampler.budget, owners) if coins else sampler.budget, 0)
+    expected = np.where(
+        owners > 0, np.minimum(sampler.budget, owners) if coins else sampler.budget, 0
+    )
     assert rates.sum(axis=1) == pytest.approx(expected, rel=1e-12)
     assert (rates >= 0).all()
     assert not rates[shares == 0].any()
@@ -182,9 +216,18 @@ def check_pairs(sampler: Any, shares: Array = SHARES) -> None:
     """The rates of a sampler over pairs spend what can be spent, within what each client can do; the draws by them are exact."""
     state = asked(sampler, experienced(sampler), shares, rng.generator(0))
     rates = sampler.rates(state, shares)
-    check_feasible(Case(rates, shares, state["processors"], state["most"], sampler.budget, sampler.distinct), rates)
+    check_feasible(
+        Case(rates, shares, state["processors"], state["most"], sampler.budget, sampler.distinct),
+        rates,
+    )
     if (shares > 0).any():
-        check_draws(rates, state["processors"], sampler.distinct, shares, lambda script: sampler.draw(state, shares, script))
+        check_draws(
+            rates,
+            state["processors"],
+            sampler.distinct,
+            shares,
+            lambda script: sampler.draw(state, shares, script),
+        )
 
 
 def check_variance(sampler: Any, draws: Draws) -> None:
@@ -194,12 +237,19 @@ def check_variance(sampler: Any, draws: Draws) -> None:
         parts = share[:, None] * update
         errors = ((draws.weight[:, s] @ update - parts.sum(axis=0)) ** 2).sum(axis=1)
         own = share > 0
-        check_near(errors, variance_of(sampler.procedure, rates[s, own], (parts @ parts.T)[np.ix_(own, own)]))
+        check_near(
+            errors,
+            variance_of(sampler.procedure, rates[s, own], (parts @ parts.T)[np.ix_(own, own)]),
+        )
 
 
 def has_variance(sampler: Any) -> bool:
     """Whether one matrix of rates says all about its draws: not so for a cohort of a cohort, or strata."""
-    return hasattr(sampler, "procedure") and hasattr(sampler, "rates") and getattr(sampler, "cohort", 6) >= 6
+    return (
+        hasattr(sampler, "procedure")
+        and hasattr(sampler, "rates")
+        and getattr(sampler, "cohort", 6) >= 6
+    )
 
 
 def check(sampler: Any) -> None:
@@ -242,14 +292,20 @@ def outcomes(procedure: Procedure, rates: Array, shares: Array) -> Iterator[tupl
     scripts: Iterator[tuple[float, Array]]
     if procedure == "independent":
         coins = itertools.product([True, False], repeat=clients)
-        scripts = ((float(np.prod(np.where(drawn, rates, 1 - rates))), np.where(drawn, 0.0, 1 - 1e-12)) for drawn in coins)
+        scripts = (
+            (float(np.prod(np.where(drawn, rates, 1 - rates))), np.where(drawn, 0.0, 1 - 1e-12))
+            for drawn in coins
+        )
     elif procedure == "fixed":
         subsets = [np.array(subset) for subset in itertools.combinations(range(clients), draws)]
         scripts = ((1 / len(subsets), subset) for subset in subsets)
     elif procedure == "multinomial":
         q = rates / rates.sum()
         middle = np.cumsum(q) - q / 2
-        scripts = ((float(np.prod(q[list(drawn)])), middle[list(drawn)]) for drawn in itertools.product(range(clients), repeat=draws))
+        scripts = (
+            (float(np.prod(q[list(drawn)])), middle[list(drawn)])
+            for drawn in itertools.product(range(clients), repeat=draws)
+        )
     else:
         scripts = _orders(rates, draws)
     for chance, script in scripts:
@@ -281,12 +337,16 @@ def check_procedure(procedure: Procedure, rates: Array, shares: Array, updates: 
     for chance, plan in outcomes(procedure, rates, shares):
         weight[plan.client] += chance * plan.weight
         inclusion[plan.client] += chance / plan.probability
-        squares += chance * float(((plan.weight @ updates[plan.client] - parts.sum(axis=0)) ** 2).sum())
+        squares += chance * float(
+            ((plan.weight @ updates[plan.client] - parts.sum(axis=0)) ** 2).sum()
+        )
         total += chance
     assert total == pytest.approx(1)
     assert weight == pytest.approx(shares, rel=1e-9)
     assert procedure == "sequential" or inclusion == pytest.approx(1, rel=1e-9)
-    assert squares == pytest.approx(variance_of(procedure, rates, parts @ parts.T), rel=1e-8, abs=1e-12)
+    assert squares == pytest.approx(
+        variance_of(procedure, rates, parts @ parts.T), rel=1e-8, abs=1e-12
+    )
 
 
 # --- the suite
@@ -306,7 +366,9 @@ class TestEverySampler:
             assert len({*zip(plan.client, plan.model, strict=True)}) == len(plan)
             assert (SHARES[plan.model, plan.client] > 0).all()
             assert (plan.weight > 0).all()
-            assert (np.isnan(plan.probability) | ((plan.probability > 0) & (plan.probability <= 1))).all()
+            assert (
+                np.isnan(plan.probability) | ((plan.probability > 0) & (plan.probability <= 1))
+            ).all()
 
     def test_it_is_unbiased_or_says_that_it_is_not(self, sampler: Any) -> None:
         if sampler.unbiased:
@@ -318,7 +380,13 @@ class TestEverySampler:
     def test_clients_that_cannot_be_reached_are_left_out(self, sampler: Any) -> None:
         """A matrix that is no longer one of shares: rows with fewer clients than the budget, and none at all, that sum to anything."""
         state = experienced(sampler)
-        for reachable in ([1, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]):
+        for reachable in (
+            [1, 1, 1, 0, 1, 0],
+            [1, 0, 0, 0, 0, 1],
+            [0, 0, 0, 0, 1, 0],
+            [0, 0, 0, 1, 0, 0],
+            [0, 0, 0, 0, 0, 0],
+        ):
             shares = SHARES * reachable / 0.6
             plan, after = step(sampler, state, shares, 3)
             assert (shares[plan.model, plan.client] > 0).all()
@@ -327,7 +395,9 @@ class TestEverySampler:
             if has_variance(sampler) or isinstance(sampler, Assigning):
                 (check_pairs if isinstance(sampler, Assigning) else check_rates)(sampler, shares)
                 again = asked(sampler, after, SHARES, rng.generator(0))
-                assert (sampler.rates(again, SHARES)[SHARES > 0] > 0).all(), "those who were away can be drawn again"
+                assert (sampler.rates(again, SHARES)[SHARES > 0] > 0).all(), (
+                    "those who were away can be drawn again"
+                )
         few = SHARES * [1, 1, 1, 0, 1, 0] / 0.6
         if sampler.unbiased:
             check_unbiased(Draws.of(sampler, few, 1500), few)
@@ -359,10 +429,14 @@ class TestEverySampler:
             generator = rng.generator(0)
             if isinstance(sampler, Asking):
                 rows = sampler.ask(state, SHARES, generator).rows
-                state = sampler.hear(state, rows, replace(answers(rows), norm=np.full(len(rows), norm)))
+                state = sampler.hear(
+                    state, rows, replace(answers(rows), norm=np.full(len(rows), norm))
+                )
             plan = sampler.draw(state, SHARES, generator)
             assert np.isfinite(plan.weight).all()
-            state = sampler.observe(state, SHARES, plan, replace(answers(plan), norm=np.full(len(plan), norm)))
+            state = sampler.observe(
+                state, SHARES, plan, replace(answers(plan), norm=np.full(len(plan), norm))
+            )
         assert np.isfinite(step(sampler, state, SHARES, 0)[0].weight).all()
 
     def test_updates_of_zero_are_no_trouble(self, sampler: Sampler) -> None:
@@ -395,7 +469,9 @@ class TestEverySampler:
             ("what the estimator expects", ""),
             *itertools.product(["norms", "losses", "updates"], ["all", "some", "the drawn"]),
         }
-        assert isinstance(sampler, Asking) == (whom.split(",")[0] in ("all", "some") or what.startswith("what"))
+        assert isinstance(sampler, Asking) == (
+            whom.split(",")[0] in ("all", "some") or what.startswith("what")
+        )
 
 
 # --- the suite fails where it must
@@ -406,7 +482,12 @@ def off_by_one(scores: Array, budget: float) -> Array:
     order, n = np.argsort(scores), len(scores)
     a = scores[order]
     last = max(j for j in range(n) if 0 < budget - n + j + 1 <= a[: j + 1].sum() / a[j])
-    p = np.array([(budget - n + last + 1) * a[i] / a[: last + 1].sum() if i <= last + 1 else 1.0 for i in range(n)])
+    p = np.array(
+        [
+            (budget - n + last + 1) * a[i] / a[: last + 1].sum() if i <= last + 1 else 1.0
+            for i in range(n)
+        ]
+    )
     out = np.empty(n)
     out[order] = p
     return out
@@ -422,12 +503,14 @@ class Planted:
     unbiased: ClassVar[bool] = True
     scores: ClassVar[Array] = np.array([1.0, 2, 3, 40, 5, 60])
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         return {}
 
-    def rates(self, state: State, shares: Array) -> Array:  # noqa: ARG002
+    def rates(self, state: State, shares: Array) -> Array:
         if self.bug == "off by one":
-            return np.stack([_spread(off_by_one(self.scores[row > 0], self.budget), row) for row in shares])
+            return np.stack(
+                [_spread(off_by_one(self.scores[row > 0], self.budget), row) for row in shares]
+            )
         return fill(np.broadcast_to(self.scores, shares.shape), self.budget, shares)
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
@@ -439,10 +522,12 @@ class Planted:
         if self.bug == "never draws":
             return plan.of(np.flatnonzero(plan.client != 2))
         if self.bug == "variance":  # unbiased, but each draw twice or not at all
-            return replace(plan, weight=2 * plan.weight).of(np.flatnonzero(generator.random(len(plan)) < 0.5))
+            return replace(plan, weight=2 * plan.weight).of(
+                np.flatnonzero(generator.random(len(plan)) < 0.5)
+            )
         return plan
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
 
@@ -458,7 +543,11 @@ class PlantedPairs(Gvr):
         if self.bug == "off by one":  # FedLab's solver in eq. 5
             scores = np.nan_to_num(shares * state["norm"])
             total = scores.sum(axis=0)
-            return _spread(off_by_one(total[total > 0], self.budget), total) * scores / np.maximum(total, 1e-300)
+            return (
+                _spread(off_by_one(total[total > 0], self.budget), total)
+                * scores
+                / np.maximum(total, 1e-300)
+            )
         return super().rates(state, shares)
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
@@ -467,7 +556,9 @@ class PlantedPairs(Gvr):
             return replace(plan, weight=plan.weight * state["processors"][plan.client])
         if self.bug == "drawn twice counts once":
             rates = self.rates(state, shares)
-            return replace(plan, weight=(shares / np.where(rates > 0, rates, 1))[plan.model, plan.client])
+            return replace(
+                plan, weight=(shares / np.where(rates > 0, rates, 1))[plan.model, plan.client]
+            )
         return plan
 
 
@@ -502,7 +593,11 @@ def test_the_suite_fails_with_a_planted_bug(bug: str) -> None:
 @pytest.mark.parametrize("bug", ["off by one", "without B", "drawn twice counts once"])
 def test_the_suite_fails_with_a_bug_planted_in_pairs(bug: str) -> None:
     with pytest.raises(AssertionError):
-        check(PlantedPairs(bug=bug, processors=(1,) * 6 if bug == "off by one" else (2, 1, 3, 1, 2, 1)))
+        check(
+            PlantedPairs(
+                bug=bug, processors=(1,) * 6 if bug == "off by one" else (2, 1, 3, 1, 2, 1)
+            )
+        )
 
 
 @pytest.mark.parametrize("processors", [1, 2])
@@ -526,7 +621,7 @@ def test_dividing_by_k_times_q_without_replacement_is_biased() -> None:
 
     @dataclass(frozen=True)
     class Naive(Planted):
-        def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+        def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
             plan = draw.sequential(shares, BUDGET, shares, generator)
             return replace(plan, weight=np.full(len(plan), 1 / BUDGET))
 
@@ -568,8 +663,12 @@ def test_a_fixed_size_beats_coins_where_updates_point_the_same_way() -> None:
         parts = updates / n
         products = parts @ parts.T
         rates = np.full(n, k / n)
-        difference = variance_of("fixed", rates, products) - variance_of("independent", rates, products)
-        assert difference == pytest.approx((n - k) / (k * (n - 1)) * (np.trace(products) - products.sum()))
+        difference = variance_of("fixed", rates, products) - variance_of(
+            "independent", rates, products
+        )
+        assert difference == pytest.approx(
+            (n - k) / (k * (n - 1)) * (np.trace(products) - products.sum())
+        )
 
 
 def test_certain_clients_are_always_in_and_impossible_ones_never() -> None:
@@ -585,9 +684,17 @@ def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
     for name, kind in SAMPLERS.items():
         if name == "full":
             continue
-        wide = {"ocs": "cohort", "aocs": "cohort", "pow-d": "candidates", "cpow-d": "candidates", "rpow-d": "candidates"}
+        wide = {
+            "ocs": "cohort",
+            "aocs": "cohort",
+            "pow-d": "candidates",
+            "cpow-d": "candidates",
+            "rpow-d": "candidates",
+        }
         sampler = kind(budget=budget, **({wide[name]: 100} if name in wide else {}))  # type: ignore[call-arg]
-        if 1 <= budget <= clients or (issubclass(kind, Assigning) and budget < clients):  # whose rates may be any
+        if 1 <= budget <= clients or (
+            issubclass(kind, Assigning) and budget < clients
+        ):  # whose rates may be any
             sampler.init(shares, 10)
         else:
             with pytest.raises(BadInput, match=r"sampler\.budget"):
@@ -606,14 +713,26 @@ def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
             "sampler.theta scales sampler.bound alone where all feedback is known, and that is not given: leave it out",
         ),
         ("vrb", {"bound": 0.0}, "sampler.bound is 0: it must be above 0"),
-        ("kvib", {"gamma": 1.0, "bound": 1.0}, "sampler.gamma and sampler.bound both set the regulariser: give one of them"),
+        (
+            "kvib",
+            {"gamma": 1.0, "bound": 1.0},
+            "sampler.gamma and sampler.bound both set the regulariser: give one of them",
+        ),
         ("mabs", {"eta": 0.0}, "sampler.eta is 0: it must be above 0 and at most 1"),
         ("avare", {"least": 0.0}, "sampler.least is 0: it must be above 0 and at most 1"),
         ("avare", {"decay": -1.0}, "sampler.decay is -1: it must be at least 0"),
         ("osmd", {"alpha": 2.0}, "sampler.alpha is 2: it must be above 0 and at most 1"),
         ("osmd", {"rate": 0.0}, "sampler.rate is 0: it must be above 0"),
-        ("ocs", {"cohort": 2}, "sampler.cohort is 2: it must be at least sampler.budget, 3, which is drawn from it"),
-        ("pow-d", {"candidates": 2}, "sampler.candidates is 2: it must be at least sampler.budget, 3"),
+        (
+            "ocs",
+            {"cohort": 2},
+            "sampler.cohort is 2: it must be at least sampler.budget, 3, which is drawn from it",
+        ),
+        (
+            "pow-d",
+            {"candidates": 2},
+            "sampler.candidates is 2: it must be at least sampler.budget, 3",
+        ),
         ("cpow-d", {"examples": 0}, "sampler.examples is 0: it must be at least 1"),
     ],
 )
@@ -628,7 +747,10 @@ def test_options_that_make_no_sense(name: str, options: dict[str, Any], sentence
 
 def oracle(scores: Array, budget: float, floor: float) -> Array:
     """clip(a / level, floor, 1), the level by plain bisection of its logarithm."""
-    low, high = math.log(scores.min()) - 1, math.log(scores.max() / max(floor, 1e-9)) + math.log(len(scores)) + 25
+    low, high = (
+        math.log(scores.min()) - 1,
+        math.log(scores.max() / max(floor, 1e-9)) + math.log(len(scores)) + 25,
+    )
     for _ in range(200):
         middle = (low + high) / 2
         spent = np.clip(scores / math.exp(middle), floor, 1).sum()
@@ -669,7 +791,9 @@ def test_waterfill_vectors(scores: list[float], budget: float, p: list[float]) -
         ([1, 2], 0.4, 0.2, [0.2, 0.2]),
     ],
 )
-def test_waterfill_with_a_floor_vectors(scores: list[float], budget: float, floor: float, p: list[float]) -> None:
+def test_waterfill_with_a_floor_vectors(
+    scores: list[float], budget: float, floor: float, p: list[float]
+) -> None:
     assert waterfill(np.array(scores, float), budget, floor) == pytest.approx(p, rel=1e-12)
 
 
@@ -706,7 +830,11 @@ def test_waterfill_on_all_that_a_float_can_be(scores: Array, part: float, low: f
 
 
 @settings(deadline=None)
-@given(arrays(float, st.integers(2, 6), elements=st.floats(0.05, 5)), st.floats(0.1, 0.9), st.floats(0, 0.9))
+@given(
+    arrays(float, st.integers(2, 6), elements=st.floats(0.05, 5)),
+    st.floats(0.1, 0.9),
+    st.floats(0, 0.9),
+)
 def test_waterfill_against_a_solver(scores: Array, part: float, low: float) -> None:
     """No feasible point that SLSQP finds has a smaller sum a^2 / p."""
     from scipy.optimize import minimize
@@ -729,7 +857,9 @@ def test_waterfill_against_a_solver(scores: Array, part: float, low: float) -> N
 
 @settings(deadline=None)
 @given(SCORES, st.floats(0.05, 1), st.integers(0, 5), st.permutations(range(5)))
-def test_waterfill_does_not_mind_order_ties_and_scale(scores: Array, part: float, again: int, order: list[int]) -> None:
+def test_waterfill_does_not_mind_order_ties_and_scale(
+    scores: Array, part: float, again: int, order: list[int]
+) -> None:
     scores = np.concatenate([scores, np.full(again, scores[0])])
     budget = part * len(scores)
     p = waterfill(scores, budget)
@@ -751,7 +881,9 @@ def test_waterfill_does_not_mind_order_ties_and_scale(scores: Array, part: float
         ([math.inf, 1], 1, 0),
     ],
 )
-def test_waterfill_refuses_what_it_cannot_do(scores: list[float], budget: float, floor: float) -> None:
+def test_waterfill_refuses_what_it_cannot_do(
+    scores: list[float], budget: float, floor: float
+) -> None:
     with pytest.raises(BadInput, match="waterfill"):
         waterfill(np.array(scores, float), budget, floor)
 
@@ -765,7 +897,9 @@ def test_the_value_of_the_optimum() -> None:
 # --- single samplers, by the numbers of their sources
 
 
-def play(sampler: Any, norms: Array, shares: Array, state: State, generator: np.random.Generator) -> State:
+def play(
+    sampler: Any, norms: Array, shares: Array, state: State, generator: np.random.Generator
+) -> State:
     """One round of one model with given norms."""
     if isinstance(sampler, KVibFull):
         state = {**state, "norm": norms[None]}
@@ -775,7 +909,9 @@ def play(sampler: Any, norms: Array, shares: Array, state: State, generator: np.
     return sampler.observe(state, shares, plan, seen)
 
 
-def cost_ratio(sampler: Any, seed: int, clients: int = 100, budget: int = 10, rounds: int = 500) -> float:
+def cost_ratio(
+    sampler: Any, seed: int, clients: int = 100, budget: int = 10, rounds: int = 500
+) -> float:
     """sum_t l_t(p_t) / sum_t l_t(p*_t), against pi_t(i) = base_i (1+t)^(-1/4) e^(0.1 xi), base log-normal(0, 1.5) of sum 1."""
     generator = np.random.default_rng(seed)
     base = np.exp(1.5 * generator.normal(size=clients))
@@ -792,12 +928,19 @@ def cost_ratio(sampler: Any, seed: int, clients: int = 100, budget: int = 10, ro
 
 @pytest.mark.parametrize(
     ("sampler", "ratio"),
-    [(KVib(10, bound=1e-2), 1.99), (KVib(10, bound=1e-3), 1.84), (KVibFull(10, bound=1e-3), 1.10), (KVib(10), 1.84)],
+    [
+        (KVib(10, bound=1e-2), 1.99),
+        (KVib(10, bound=1e-3), 1.84),
+        (KVibFull(10, bound=1e-3), 1.10),
+        (KVib(10), 1.84),
+    ],
     ids=["G2=1e-4", "G2=1e-6", "full", "default"],
 )
 def test_kvib_learns_as_fast_as_it_should(sampler: Any, ratio: float) -> None:
     """Medians: a few bases have one client that is found late."""
-    assert np.median([cost_ratio(sampler, seed) for seed in range(7)]) == pytest.approx(ratio, rel=0.15)
+    assert np.median([cost_ratio(sampler, seed) for seed in range(7)]) == pytest.approx(
+        ratio, rel=0.15
+    )
 
 
 def test_kvib_does_not_depend_on_the_scale_of_the_updates() -> None:
@@ -829,7 +972,10 @@ def test_kvib_theta_and_gamma() -> None:
     best = waterfill(np.sqrt(state["omega"] + state["gamma"])[0], 10)
     assert rates[0] == pytest.approx((1 - state["theta"]) * best + state["theta"] * 0.1)
     linear = KVib(10, linear=True).rates(state, shares)[0]
-    assert linear == pytest.approx((1 - state["theta"]) * waterfill((state["omega"] + state["gamma"])[0], 10) + state["theta"] * 0.1)
+    assert linear == pytest.approx(
+        (1 - state["theta"]) * waterfill((state["omega"] + state["gamma"])[0], 10)
+        + state["theta"] * 0.1
+    )
 
 
 def test_kvib_feedback() -> None:
@@ -845,7 +991,9 @@ def test_kvib_feedback() -> None:
     learnt = (1 / 0.8 + 0.36 / 0.5) / 2
     assert leader.sums(state)[0] == pytest.approx(state["omega"][0] + learnt)
     state = sampler.observe(state, shares, plan, seen)
-    assert leader.sums(state)[0] == pytest.approx(state["omega"][0] + learnt), "twice the same, in two rounds"
+    assert leader.sums(state)[0] == pytest.approx(state["omega"][0] + learnt), (
+        "twice the same, in two rounds"
+    )
 
 
 def test_vrb() -> None:
@@ -858,7 +1006,9 @@ def test_vrb() -> None:
     rates = sampler.rates(sampler.observe(state, shares, plan, seen), shares)[0]
     assert rates[3] == pytest.approx(math.sqrt(11) / (math.sqrt(11) + 9))
     twice = replace(plan, weight=np.array([1.0]))  # 2 * share / (2 * q)
-    assert Vrb(2, gamma=1.0).observe(state, shares, twice, seen)["omega"][0, 3] == pytest.approx(2 * 1 / 0.1)
+    assert Vrb(2, gamma=1.0).observe(state, shares, twice, seen)["omega"][0, 3] == pytest.approx(
+        2 * 1 / 0.1
+    )
     assert Vrb(1).init(shares, 1000)["theta"] == pytest.approx((10 / 1000) ** (1 / 3))
     assert Vrb(1).init(shares, 9)["theta"] == 0.3
 
@@ -877,7 +1027,12 @@ def test_mabs_step() -> None:
     """w_i += delta pi_i^2 / q_i^3 for each draw, with the first cohort's mean pi^2 as the scale of delta."""
     sampler, shares = Mabs(3), np.full((1, 4), 0.25)
     state = sampler.init(shares, 50)
-    plan = Plan(np.array([0, 3]), np.zeros(2, int), np.full(2, np.nan), np.array([2 * 0.25 / (3 * 0.25), 0.25 / (3 * 0.25)]))
+    plan = Plan(
+        np.array([0, 3]),
+        np.zeros(2, int),
+        np.full(2, np.nan),
+        np.array([2 * 0.25 / (3 * 0.25), 0.25 / (3 * 0.25)]),
+    )
     seen = Seen.nothing(2)
     seen.norm, seen.reason = np.array([4.0, 8.0]), ["", ""]
     after = sampler.observe(state, shares, plan, seen)
@@ -906,7 +1061,10 @@ def test_avare_starts_uniform_and_its_floor_falls() -> None:
 
 
 @settings(deadline=None)
-@given(arrays(float, st.integers(2, 12), elements=st.floats(-5, 5).map(math.exp)), st.floats(0.05, 0.95))
+@given(
+    arrays(float, st.integers(2, 12), elements=st.floats(-5, 5).map(math.exp)),
+    st.floats(0.05, 0.95),
+)
 def test_osmd_projection(q: Array, alpha: float) -> None:
     """waterfill with a floor is the published projection: entries before m* become alpha / N, the others are scaled."""
     n, ascending = len(q), np.sort(q)
@@ -914,12 +1072,18 @@ def test_osmd_projection(q: Array, alpha: float) -> None:
         scale = (1 - alpha * (m - 1) / n) / ascending[m - 1 :].sum()
         if ascending[m - 1] * scale > alpha / n:
             break
-    published = np.where(np.argsort(np.argsort(q, kind="stable"), kind="stable") < m - 1, alpha / n, q * scale)
+    published = np.where(
+        np.argsort(np.argsort(q, kind="stable"), kind="stable") < m - 1, alpha / n, q * scale
+    )
     assert waterfill(q, 1.0, alpha / n) == pytest.approx(published, rel=1e-9)
 
 
 @given(
-    arrays(float, st.integers(1, 30), elements=st.one_of(st.floats(1e-9, 1.0), st.just(0.25), st.just(0.0))),
+    arrays(
+        float,
+        st.integers(1, 30),
+        elements=st.one_of(st.floats(1e-9, 1.0), st.just(0.25), st.just(0.0)),
+    ),
     st.one_of(st.floats(1e-6, 1.0), st.just(1.0)),
 )
 def test_osmd_lifts_as_waterfill_does(q: Array, alpha: float) -> None:
@@ -937,7 +1101,12 @@ def test_osmd_step() -> None:
     state = sampler.init(shares, 50)
     q = np.array([0.4, 0.3, 0.2, 0.1])
     state = {**state, "q": q[None, None]}
-    plan = Plan(np.array([0, 3]), np.zeros(2, int), np.full(2, np.nan), np.array([2 * 0.25 / (3 * 0.4), 0.25 / (3 * 0.1)]))
+    plan = Plan(
+        np.array([0, 3]),
+        np.zeros(2, int),
+        np.full(2, np.nan),
+        np.array([2 * 0.25 / (3 * 0.4), 0.25 / (3 * 0.1)]),
+    )
     seen = Seen.nothing(2)
     seen.norm, seen.reason = np.array([4.0, 8.0]), ["", ""]  # pi = 1 and 2: a = 1 and 4
     after = sampler.observe(state, shares, plan, seen)
@@ -948,7 +1117,10 @@ def test_osmd_step() -> None:
 
 def test_osmd_experts() -> None:
     n, t, alpha = 100, 500, 0.4
-    expected = math.ceil(0.5 * math.log2((math.log(n) + 4 * (t - 1) * math.log(n / alpha)) / math.log(n))) + 1
+    expected = (
+        math.ceil(0.5 * math.log2((math.log(n) + 4 * (t - 1) * math.log(n / alpha)) / math.log(n)))
+        + 1
+    )
     state = OsmdAdaptive(5).init(np.full((1, n), 1 / n), t)
     assert len(state["q"]) == expected
     assert np.diff(np.log2(state["eta"][:, 0])) == pytest.approx(1)
@@ -1010,10 +1182,14 @@ def test_divfl_is_greedy() -> None:
     assert memory.distances(points @ points.T) == pytest.approx(distance, abs=1e-6)
     chosen: list[int] = []
     for _ in range(3):
-        costs = {i: distance[:, [*chosen, i]].min(axis=1).sum() for i in range(9) if i not in chosen}
+        costs = {
+            i: distance[:, [*chosen, i]].min(axis=1).sum() for i in range(9) if i not in chosen
+        }
         chosen.append(min(costs, key=lambda i: costs[i]))
     assert divfl.facilities(distance, 3).tolist() == chosen
-    assert sorted(divfl.facilities(np.zeros((4, 4)), 9)) == [0, 1, 2, 3], "clients that are all the same"
+    assert sorted(divfl.facilities(np.zeros((4, 4)), 9)) == [0, 1, 2, 3], (
+        "clients that are all the same"
+    )
 
 
 def test_clustered_sampling_by_size_goes_by_the_shares_of_the_round() -> None:
@@ -1023,7 +1199,9 @@ def test_clustered_sampling_by_size_goes_by_the_shares_of_the_round() -> None:
     state = sampler.init(before, 10)
     for row in (before[0], before[0] * [1, 0, 1, 1], now[0]):
         clients, mass = sampler.strata(state, 0, row)
-        assert clients.tolist() == sorted(np.flatnonzero(row).tolist(), key=lambda client: -row[client])
+        assert clients.tolist() == sorted(
+            np.flatnonzero(row).tolist(), key=lambda client: -row[client]
+        )
         assert mass == pytest.approx(2 * row[clients] / row.sum())
 
 
@@ -1038,7 +1216,9 @@ def test_divfl_asks_everybody_once_and_then_keeps_what_it_sees() -> None:
     after = sampler.observe(state, SHARES, rows, answers(rows, -UPDATES))
     assert after["update.1.4"] == pytest.approx(-UPDATES[1, 4])
     storage = after["update.1.4"].untyped_storage()
-    assert storage.nbytes() == after["update.1.4"].nbytes, "it must not keep the whole round's updates alive"
+    assert storage.nbytes() == after["update.1.4"].nbytes, (
+        "it must not keep the whole round's updates alive"
+    )
     changed = UPDATES[1].copy()
     changed[4] *= -1
     changed[[1, 3]] = 0  # no data, never known
@@ -1066,13 +1246,18 @@ def test_clustered_sampling(name: str, data: st.DataObject) -> None:
     shares /= shares.sum()
     sampler: Any = SAMPLERS[name](budget=data.draw(st.integers(1, clients)))  # type: ignore[call-arg]
     state = sampler.init(shares[None], 10)
-    updates = data.draw(arrays(np.float32, (clients, 2), elements=st.floats(-1, 1, width=32))).astype(float)
+    updates = data.draw(
+        arrays(np.float32, (clients, 2), elements=st.floats(-1, 1, width=32))
+    ).astype(float)
     if name == "clustered-similarity":
         state |= {"gram.0": updates @ updates.T}
     r, m = masses(sampler, state, shares), sampler.budget
     assert r.sum(axis=1) == pytest.approx(1, abs=1e-6)
     assert r.sum(axis=0) == pytest.approx(m * shares, abs=1e-6)
-    spread = sum(row @ (updates**2).sum(axis=1) - float(((row @ updates) ** 2).sum()) for row in r) / m**2
+    spread = (
+        sum(row @ (updates**2).sum(axis=1) - float(((row @ updates) ** 2).sum()) for row in r)
+        / m**2
+    )
     parts = shares[:, None] * updates
     assert spread <= variance_of("multinomial", m * shares, parts @ parts.T) + 1e-6
     plan = sampler.draw(state, shares[None], rng.generator(0))
@@ -1082,14 +1267,19 @@ def test_clustered_sampling(name: str, data: st.DataObject) -> None:
 
 def test_clusters_are_the_likes() -> None:
     """Two directions, six clients: two strata, one a direction."""
-    angle = memory.angles((lambda u: u @ u.T)(np.array([[1, 0], [2, 0.1], [3, 0], [0, 1], [0.1, 5], [0, 2.0]])))
+    angle = memory.angles(
+        (lambda u: u @ u.T)(np.array([[1, 0], [2, 0.1], [3, 0], [0, 1], [0.1, 5], [0, 2.0]]))
+    )
     groups = clustered.clusters(angle, np.full(6, 1 / 3))
     assert sorted(map(sorted, groups)) == [[0, 1, 2], [3, 4, 5]]
     assert memory.angles(np.diag([1.0, 0, 4]))[0] == pytest.approx([0, 0, math.pi / 2])
 
 
 def test_samplers_that_compare_all_clients_refuse_too_many() -> None:
-    with pytest.raises(BadInput, match="compares every client with every other: 30,000 clients are more than the 5,000 it can take"):
+    with pytest.raises(
+        BadInput,
+        match="compares every client with every other: 30,000 clients are more than the 5,000 it can take",
+    ):
         SAMPLERS["divfl"]().init(np.full((1, 30_000), 1 / 30_000), 10)
 
 
@@ -1111,5 +1301,7 @@ def test_the_page_of_samplers_says_what_they_say_of_themselves() -> None:
         f"| `{row['name']}` | {'yes' if row['unbiased'] else 'no'} | {row['needs']} | {row['costs']} |"
         for row in registry.table("samplers")
     ]
-    found = re.findall(r"^\| `.*$", page[page.index("| sampler | unbiased |") :].split("\n\n")[0], re.M)
+    found = re.findall(
+        r"^\| `.*$", page[page.index("| sampler | unbiased |") :].split("\n\n")[0], re.M
+    )
     assert found == rows

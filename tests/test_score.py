@@ -31,7 +31,9 @@ def branching(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def convolution(classes: int) -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, classes))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, classes)
+    )
 
 
 def summed(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,7 +63,9 @@ def assert_same(found: list[Score], wanted: list[Score]) -> None:
     ("model", "together"),
     [(linear, True), (network, True), (branching, False), (convolution, False)],
 )
-def test_a_pass_over_several_models_is_a_pass_over_each(model: object, together: bool, own_test: bool) -> None:
+def test_a_pass_over_several_models_is_a_pass_over_each(
+    model: object, together: bool, own_test: bool
+) -> None:
     data = federation(SIZES, own_test=own_test)
     batched, plain, models = pair([Task(model, data, lr=lr) for lr in (0.1, 0.2, 0.3)])
     scores = batched.evaluate(models)
@@ -71,7 +75,10 @@ def test_a_pass_over_several_models_is_a_pass_over_each(model: object, together:
     assert plain.scorer.stacks == {}
 
 
-@pytest.mark.parametrize(("model", "shape", "classes"), [(two_nn, (1, 28, 28), 10), (cnn, (1, 28, 28), 10), (leaf_lstm, (12,), 80)])
+@pytest.mark.parametrize(
+    ("model", "shape", "classes"),
+    [(two_nn, (1, 28, 28), 10), (cnn, (1, 28, 28), 10), (leaf_lstm, (12,), 80)],
+)
 def test_networks_of_the_zoo(model: object, shape: tuple[int, ...], classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     letters = torch.randint(classes, (9, *shape), generator=generator)
@@ -85,7 +92,14 @@ def test_networks_of_the_zoo(model: object, shape: tuple[int, ...], classes: int
 @pytest.mark.parametrize("name", ["batched", "sequential"])
 def test_some_of_the_models_in_any_order(name: str) -> None:
     one, two = federation(SIZES), federation(SIZES, seed=1, own_test=True)
-    tasks = [Task(linear, one), Task(linear, two), Task(network, one), Task(linear, one), Task(linear, two), Task(linear, one)]
+    tasks = [
+        Task(linear, one),
+        Task(linear, two),
+        Task(network, one),
+        Task(linear, one),
+        Task(linear, two),
+        Task(linear, one),
+    ]
     engine = make(name, tasks, Devices(), 0, "cpu")
     models = engine.initial()
     all_of_them = engine.evaluate(models)
@@ -93,7 +107,9 @@ def test_some_of_the_models_in_any_order(name: str) -> None:
         assert_same(engine.evaluate(models, which), [all_of_them[s] for s in which])
 
 
-def test_more_models_than_a_stack_and_more_examples_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_models_than_a_stack_and_more_examples_than_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("rota.engine.score.STACK", 3)
     batched, plain, models = pair([Task(linear, federation(SIZES))] * 8)
     whole = plain.evaluate(models)
@@ -104,8 +120,18 @@ def test_more_models_than_a_stack_and_more_examples_than_a_batch(monkeypatch: py
 
 def mixing(classes: int) -> nn.Module:
     """BatchNorm without running statistics: an example's results depend on those beside it, whether it trains or not."""
-    first = nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU()
-    last = nn.Flatten(), nn.Linear(27, 5), nn.BatchNorm1d(5, affine=False, track_running_stats=False), nn.Linear(5, classes)
+    first = (
+        nn.Unflatten(1, (1, 2, 2)),
+        nn.Conv2d(1, 3, 2, padding=1),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.ReLU(),
+    )
+    last = (
+        nn.Flatten(),
+        nn.Linear(27, 5),
+        nn.BatchNorm1d(5, affine=False, track_running_stats=False),
+        nn.Linear(5, classes),
+    )
     return nn.Sequential(*first, *last)
 
 
@@ -119,17 +145,27 @@ def alone(engine: Sequential, weights: Weights, x: Tensor, y: Tensor) -> tuple[f
 
 
 @pytest.mark.parametrize("most", [1000, 15])
-def test_clients_know_the_statistics_of_their_own_examples_alone(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_know_the_statistics_of_their_own_examples_alone(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rota.engine.score.BATCH", most)
     data = federation([5, 12, 30, 8, 2], own_test=True)
     batched, plain, models = pair([Task(mixing, data, lr=lr) for lr in (0.1, 0.2)])
     clients = np.array([3, 0, 2, 4, 1])
     plan = Plan(clients, np.zeros(5, np.int64), np.ones(5), np.ones(5))
     bounds = data.train.offsets
-    parts = [(data.train.x[bounds[i] : bounds[i + 1]], data.train.y[bounds[i] : bounds[i + 1]]) for i in clients]
+    parts = [
+        (data.train.x[bounds[i] : bounds[i + 1]], data.train.y[bounds[i] : bounds[i + 1]])
+        for i in clients
+    ]
     halves = 2 if most < 30 else 1  # of the largest client's examples
     expected = [
-        np.mean([alone(plain, models[0], a, b)[0] for a, b in zip(x.tensor_split(k), y.tensor_split(k), strict=True)])
+        np.mean(
+            [
+                alone(plain, models[0], a, b)[0]
+                for a, b in zip(x.tensor_split(k), y.tensor_split(k), strict=True)
+            ]
+        )
         for k, (x, y) in zip((1, 1, halves, 1, 1), parts, strict=True)
     ]
     for engine in (batched, plain):
@@ -137,18 +173,31 @@ def test_clients_know_the_statistics_of_their_own_examples_alone(most: int, monk
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         assert count.tolist() == [8, 5, 30, 2, 12]
         score = engine.evaluate(models)[0]
-        tests = [alone(plain, models[0], data.test.x[10 * i : 10 * i + 10], data.test.y[10 * i : 10 * i + 10]) for i in range(5)]
+        tests = [
+            alone(
+                plain,
+                models[0],
+                data.test.x[10 * i : 10 * i + 10],
+                data.test.y[10 * i : 10 * i + 10],
+            )
+            for i in range(5)
+        ]
         assert score.loss == pytest.approx(np.mean([loss for loss, _ in tests]), rel=1e-5)
         assert score.by_client is not None
         np.testing.assert_allclose(score.by_client, [accuracy for _, accuracy in tests])
 
 
-def test_statistics_of_a_shared_test_set_are_those_of_equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_a_shared_test_set_are_those_of_equal_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("rota.engine.score.BATCH", 59)
     monkeypatch.setattr("rota.engine.score.ON_CPU", 7)
     data = federation(SIZES)
     batched, plain, models = pair([Task(mixing, data)])
-    halves = [alone(plain, models[0], *half) for half in zip(data.test.x.tensor_split(2), data.test.y.tensor_split(2), strict=True)]
+    halves = [
+        alone(plain, models[0], *half)
+        for half in zip(data.test.x.tensor_split(2), data.test.y.tensor_split(2), strict=True)
+    ]
     for engine in (batched, plain):
         (score,) = engine.evaluate(models)
         assert score.loss == pytest.approx(np.mean([loss for loss, _ in halves]), rel=1e-5)
@@ -158,13 +207,20 @@ def test_statistics_of_a_shared_test_set_are_those_of_equal_parts(monkeypatch: p
 def test_a_client_with_a_single_example_has_a_loss() -> None:
     data = federation([1, 6])
     batched, _, models = pair([Task(mixing, data)])
-    loss, _ = batched.losses(models, Plan(np.arange(2), np.zeros(2, np.int64), np.ones(2), np.ones(2)), 1)
+    loss, _ = batched.losses(
+        models, Plan(np.arange(2), np.zeros(2, np.int64), np.ones(2), np.ones(2)), 1
+    )
     assert np.isfinite(loss).all()
 
 
 def test_a_loss_that_cannot_be_mapped_is_taken_one_model_at_a_time() -> None:
     data = federation(SIZES)
-    engine = Sequential([Task(linear, data, loss=summed), Task(linear, data, loss=summed)], Devices(), 0, torch.device("cpu"))
+    engine = Sequential(
+        [Task(linear, data, loss=summed), Task(linear, data, loss=summed)],
+        Devices(),
+        0,
+        torch.device("cpu"),
+    )
     models = engine.initial()
     assert_same(engine.scorer.together(models, [0, 1]), engine.evaluate(models))
     assert list(engine.scorer.stacks.values()) == [False]
@@ -176,7 +232,9 @@ def test_models_with_losses_of_their_own_are_not_mixed() -> None:
 
     data = federation(SIZES)
     module = linear(data.shape, data.classes)
-    engine = make("batched", [Task(module, data), Task(module, data, loss=doubled)], Devices(), 0, "cpu")
+    engine = make(
+        "batched", [Task(module, data), Task(module, data, loss=doubled)], Devices(), 0, "cpu"
+    )
     single, double = engine.evaluate(engine.initial())
     assert double.loss == pytest.approx(2 * single.loss)
 

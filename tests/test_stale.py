@@ -22,7 +22,6 @@ from torch import nn
 
 import rota
 from rota import loop, rng
-from rota.check import check
 from rota.data.federation import Array, Federation
 from rota.engine import ENGINES, Devices, make
 from rota.errors import BadInput
@@ -43,11 +42,21 @@ from rota.estimate import (
 )
 from rota.estimate.memory import Place, Tensors, settle
 from rota.plan import Chunk, Plan, Question, Seen, Task
+from rota.running.check import check
 from rota.sampling import SAMPLERS, Full, Ocs, RoundRobin, Uniform
 from rota.weights import Weights
 
 PLACES: tuple[Place, ...] = ("device", "cpu", "disk")
-STALE = [FedVarp(), FedStale(beta=0.0), FedStale(), FedStale(beta=1.3), StaleVr(), StaleVre(), StaleVre(start=1.0), Mifa()]
+STALE = [
+    FedVarp(),
+    FedStale(beta=0.0),
+    FedStale(),
+    FedStale(beta=1.3),
+    StaleVr(),
+    StaleVre(),
+    StaleVre(start=1.0),
+    Mifa(),
+]
 
 
 # ---- three clients, two models: every draw of the processors, with its probability
@@ -63,7 +72,10 @@ class Toy(NamedTuple):
 
 TOY = Toy()
 SIZES = (4, 3)
-MODELS = [Weights(torch.zeros(size, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)) for size in SIZES]
+MODELS = [
+    Weights(torch.zeros(size, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
+    for size in SIZES
+]
 Updates = list[Array]
 """For each model [clients, parameters]."""
 
@@ -75,10 +87,16 @@ def draws(share: Array, reached: Array) -> Iterator[tuple[float, Plan]]:
     for drawn in itertools.product(*choices):
         probability, times = 1.0, np.zeros(share.shape)
         for i, s in zip(owners, drawn, strict=True):
-            probability *= 1 - reached[i] * TOY.chance[:, i].sum() if s is None else TOY.chance[s, i]
+            probability *= (
+                1 - reached[i] * TOY.chance[:, i].sum() if s is None else TOY.chance[s, i]
+            )
             times[(s, i) if s is not None else (slice(0), 0)] += 1
         model, client = np.nonzero(times)
-        weight = times[model, client] * share[model, client] / (TOY.processors[client] * TOY.chance[model, client])
+        weight = (
+            times[model, client]
+            * share[model, client]
+            / (TOY.processors[client] * TOY.chance[model, client])
+        )
         yield probability, Plan(client, model, np.full(len(client), np.nan), weight)
 
 
@@ -87,14 +105,30 @@ def everybody(share: Array) -> Plan:
     return Plan(client, model, np.ones(len(client)), share[model, client])
 
 
-def chunks(plan: Plan, updates: Updates, reason: Callable[[int, int], str] = lambda *_: "") -> Iterator[Chunk]:
+def chunks(
+    plan: Plan, updates: Updates, reason: Callable[[int, int], str] = lambda *_: ""
+) -> Iterator[Chunk]:
     """What comes back for a plan: first one row of each model, then the others."""
     for s in range(len(updates)):
         for rows in np.split(np.flatnonzero(plan.model == s), [1]):
             if n := len(rows):
-                update, nothing = torch.from_numpy(updates[s][plan.client[rows]]), torch.zeros(n, 0, dtype=torch.float64)
+                update, nothing = (
+                    torch.from_numpy(updates[s][plan.client[rows]]),
+                    torch.zeros(n, 0, dtype=torch.float64),
+                )
                 why = [reason(s, i) for i in plan.client[rows].tolist()]
-                yield Chunk(rows, s, 0.1, update, nothing, np.ones(n), np.ones(n, int), np.ones(n), np.ones(n), why)
+                yield Chunk(
+                    rows,
+                    s,
+                    0.1,
+                    update,
+                    nothing,
+                    np.ones(n),
+                    np.ones(n, int),
+                    np.ones(n),
+                    np.ones(n),
+                    why,
+                )
 
 
 def ask(estimator: Estimator, state: Tensors, rows: Plan, updates: Updates) -> Tensors:
@@ -104,14 +138,22 @@ def ask(estimator: Estimator, state: Tensors, rows: Plan, updates: Updates) -> T
     return state
 
 
-def estimate(estimator: Estimator, state: Tensors, plan: Plan, updates: Updates, **more: Any) -> tuple[Updates, Tensors]:
+def estimate(
+    estimator: Estimator, state: Tensors, plan: Plan, updates: Updates, **more: Any
+) -> tuple[Updates, Tensors]:
     """One round: each model's estimate (0 for None), and the state after it."""
-    models = [Weights(torch.zeros(u.shape[1], dtype=torch.float64), torch.zeros(0, dtype=torch.float64)) for u in updates]
+    models = [
+        Weights(torch.zeros(u.shape[1], dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
+        for u in updates
+    ]
     sums = estimator.begin(state, models, plan)
     for chunk in chunks(plan, updates, **more):
         estimator.add(sums, plan, chunk)
     found, new = estimator.finish(state, sums)
-    return [np.zeros(u.shape[1]) if e.update is None else e.update.numpy() for e, u in zip(found, updates, strict=True)], new
+    return [
+        np.zeros(u.shape[1]) if e.update is None else e.update.numpy()
+        for e, u in zip(found, updates, strict=True)
+    ], new
 
 
 def some_updates(seed: int, shape: tuple[int, ...] = SIZES, clients: int = 3) -> Updates:
@@ -122,7 +164,9 @@ def some_updates(seed: int, shape: tuple[int, ...] = SIZES, clients: int = 3) ->
 def remembering(estimator: Estimator) -> Tensors:
     """The state after rounds in which everybody but (model 0, client 1) came back, each a different number of rounds ago."""
     state = estimator.init(MODELS, TOY.share)
-    for seed, pairs in enumerate([[(0, 0), (0, 2), (1, 0), (1, 1)], [(0, 0), (1, 1)], [(1, 0)], [(0, 2), (1, 1)]]):
+    for seed, pairs in enumerate(
+        [[(0, 0), (0, 2), (1, 0), (1, 1)], [(0, 0), (1, 1)], [(1, 0)], [(0, 2), (1, 1)]]
+    ):
         updates, (model, client) = some_updates(seed), np.array(pairs).T
         if isinstance(estimator, StaleVr):
             state = ask(estimator, state, everybody(TOY.share), updates)
@@ -131,7 +175,13 @@ def remembering(estimator: Estimator) -> Tensors:
     return state
 
 
-def distribution(estimator: Estimator, state: Tensors, updates: Updates, share: Array = TOY.share, reached: Array | None = None) -> Any:
+def distribution(
+    estimator: Estimator,
+    state: Tensors,
+    updates: Updates,
+    share: Array = TOY.share,
+    reached: Array | None = None,
+) -> Any:
     """Every draw's probability and estimates."""
     if isinstance(estimator, StaleVr):
         state = ask(estimator, state, everybody(share), updates)
@@ -172,7 +222,9 @@ def test_unbiased_where_clients_cannot_always_be_reached(estimator: Any) -> None
     for reached in itertools.product([0, 1], [0, 1], [1]):
         here = np.array(reached)
         chance = np.prod(np.where(here, q, 1 - q))
-        for probability, found in distribution(estimator, state, updates, TOY.share * here / q, here):
+        for probability, found in distribution(
+            estimator, state, updates, TOY.share * here / q, here
+        ):
             mean = [m + chance * probability * f for m, f in zip(mean, found, strict=True)]
     for s in range(2):
         assert mean[s] == pytest.approx(target(updates)[s], abs=1e-12)
@@ -188,7 +240,8 @@ def test_variance() -> None:
     for estimator in (Unbiased(), *STALE):
         state = remembering(estimator)
         spread = sum(
-            p * sum(((f - m) ** 2).sum() for f, m in zip(found, d, strict=True)) for p, found in distribution(estimator, state, updates)
+            p * sum(((f - m) ** 2).sum() for f, m in zip(found, d, strict=True))
+            for p, found in distribution(estimator, state, updates)
         )
         variance[repr(estimator)] = spread
         if not getattr(estimator, "unbiased", True):
@@ -199,7 +252,11 @@ def test_variance() -> None:
         for s, i in zip(*np.nonzero(TOY.share), strict=True):
             old = state[f"memory.{s}"][i].numpy() if "beta" in state else 0.0
             away = updates[s][i] - (float(state["beta"][s, i]) if "beta" in state else 0.0) * old
-            expected += (TOY.share[s, i] ** 2 / TOY.processors[i]) * (away**2).sum() * (1 / TOY.chance[s, i] - 1)
+            expected += (
+                (TOY.share[s, i] ** 2 / TOY.processors[i])
+                * (away**2).sum()
+                * (1 / TOY.chance[s, i] - 1)
+            )
         assert spread == pytest.approx(expected)
     best = variance.pop(repr(StaleVr()))
     assert variance[repr(FedStale(beta=0.0))] == pytest.approx(variance[repr(Unbiased())])
@@ -215,11 +272,15 @@ VECTORS = arrays(np.float64, 5, elements=st.floats(-10, 10, width=32))
 def test_a_beta_of_the_last_time_is_between_0_and_1(sign: float, counts: float) -> None:
     """Fitted to a small h it would be 1000 for the next one, where the client cannot be reached: unbiased, but of no use."""
     estimator, share = StaleVr(), np.ones((1, 1))
-    state = estimator.init([Weights(torch.zeros(3, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))], share)
+    state = estimator.init(
+        [Weights(torch.zeros(3, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))], share
+    )
     nobody = Plan(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
     for size in (1e-3, sign):
         updates = [np.full((1, 3), size)]
-        found, state = estimate(estimator, ask(estimator, state, everybody(share), updates), everybody(share), updates)
+        found, state = estimate(
+            estimator, ask(estimator, state, everybody(share), updates), everybody(share), updates
+        )
         np.testing.assert_allclose(found[0], updates[0][0])
     found, _ = estimate(estimator, state, nobody, updates)
     np.testing.assert_allclose(found[0], counts * updates[0][0])
@@ -231,7 +292,9 @@ def test_the_best_beta(new: Array, old: Array, other: float) -> None:
     """<G, h> / |h|^2 makes |G - beta h| least; it is 0 where h is."""
     estimator, one = StaleVr(), np.ones((1, 1))
     state = estimator.init([Weights(torch.zeros(5, dtype=torch.float64), torch.zeros(0))], one)
-    state = estimate(estimator, ask(estimator, state, everybody(one), [old[None]]), everybody(one), [old[None]])[1]
+    state = estimate(
+        estimator, ask(estimator, state, everybody(one), [old[None]]), everybody(one), [old[None]]
+    )[1]
     (chunk,) = chunks(everybody(one), [new[None]])
     norm, state = estimator.residual(state, everybody(one), chunk)
     beta = float(state["beta"][0, 0])
@@ -245,7 +308,9 @@ def test_the_best_beta(new: Array, old: Array, other: float) -> None:
 # ---- against the formulas, written out
 
 
-def reference(estimator: Any, share: Array, rounds: list[tuple[dict[tuple[int, int], float], Updates]]) -> Iterator[tuple[Updates, Any]]:
+def reference(
+    estimator: Any, share: Array, rounds: list[tuple[dict[tuple[int, int], float], Updates]]
+) -> Iterator[tuple[Updates, Any]]:
     """The formulas one pair at a time (each round: the drawn pairs' weights, and all updates): estimates, and StaleVRE's beta and slope."""
     models, clients = share.shape
     h = {(s, i): np.zeros(rounds[0][1][s].shape[1]) for s in range(models) for i in range(clients)}
@@ -275,12 +340,16 @@ def reference(estimator: Any, share: Array, rounds: list[tuple[dict[tuple[int, i
         yield out, (dict(beta), dict(kappa))
         for s, i in drawn:
             if isinstance(estimator, StaleVre) and (s, i) in last:
-                kappa[s, i] = max(0.0, (estimator.start - best(updates[s][i], h[s, i])) / (t - last[s, i]))
+                kappa[s, i] = max(
+                    0.0, (estimator.start - best(updates[s][i], h[s, i])) / (t - last[s, i])
+                )
             last[s, i] = t
             h[s, i] = updates[s][i]
 
 
-@pytest.mark.parametrize("estimator", [replace(e, memory=place) for e in STALE for place in PLACES], ids=repr)
+@pytest.mark.parametrize(
+    "estimator", [replace(e, memory=place) for e in STALE for place in PLACES], ids=repr
+)
 @pytest.mark.parametrize("models", [1, 2])
 def test_the_formulas(estimator: Any, models: int) -> None:
     """Twelve rounds of updates that change slowly; sometimes a model is trained by nobody, or a drawn client fails."""
@@ -289,18 +358,30 @@ def test_the_formulas(estimator: Any, models: int) -> None:
     share = generator.dirichlet(np.ones(clients), models)
     updates, rounds, plans = some_updates(0, shape, clients), [], []
     for t in range(12):
-        updates = [0.8 * u + 0.5 * n for u, n in zip(updates, some_updates(t, shape, clients), strict=True)]
+        updates = [
+            0.8 * u + 0.5 * n for u, n in zip(updates, some_updates(t, shape, clients), strict=True)
+        ]
         drawn = generator.random((models, clients)) < 0.5
         drawn[0] &= t not in (0, 4, 5)
         failed = drawn & (generator.random(drawn.shape) < 0.1)
         model, client = np.nonzero(drawn)
-        plan = Plan(client, model, np.full(len(client), 0.5), generator.uniform(0.1, 3.0, len(client)))
-        came = {(s, i): w for s, i, w in zip(model, client, plan.weight, strict=True) if not failed[s, i]}
+        plan = Plan(
+            client, model, np.full(len(client), 0.5), generator.uniform(0.1, 3.0, len(client))
+        )
+        came = {
+            (s, i): w
+            for s, i, w in zip(model, client, plan.weight, strict=True)
+            if not failed[s, i]
+        }
         rounds.append((came, updates))
         plans.append((plan, failed))
     assert any(failed.any() for _, failed in plans)
-    state = estimator.init([Weights(torch.zeros(size, dtype=torch.float64), torch.zeros(0)) for size in shape], share)
-    for (plan, failed), (_, now), (expected, (beta, kappa)) in zip(plans, rounds, reference(estimator, share, rounds), strict=True):
+    state = estimator.init(
+        [Weights(torch.zeros(size, dtype=torch.float64), torch.zeros(0)) for size in shape], share
+    )
+    for (plan, failed), (_, now), (expected, (beta, kappa)) in zip(
+        plans, rounds, reference(estimator, share, rounds), strict=True
+    ):
         if isinstance(estimator, StaleVr):
             state = ask(estimator, state, everybody(share), now)
         known = ~np.isnan(state["norm"].numpy())
@@ -308,7 +389,13 @@ def test_the_formulas(estimator: Any, models: int) -> None:
             assert float(state["beta"][pair]) == pytest.approx(beta[pair])
             if isinstance(estimator, StaleVre):
                 assert float(state["slope"][pair]) == pytest.approx(kappa[pair])
-        found, state = estimate(estimator, state, plan, now, reason=lambda s, i, failed=failed: "crashed" * int(failed[s, i]))
+        found, state = estimate(
+            estimator,
+            state,
+            plan,
+            now,
+            reason=lambda s, i, failed=failed: "crashed" * int(failed[s, i]),
+        )
         for one, two in zip(found, expected, strict=True):
             assert one == pytest.approx(two)
 
@@ -338,7 +425,9 @@ def test_what_is_weighed_is_what_the_sampler_sees() -> None:
             assert estimator.add(sums, plan, chunk) == pytest.approx(before)
             beta = state["beta"][chunk.model].numpy()[plan.client[chunk.rows]]
             old = state[f"memory.{chunk.model}"].numpy()[plan.client[chunk.rows]]
-            assert before == pytest.approx(np.linalg.norm(chunk.update.numpy() - beta[:, None] * old, axis=1))
+            assert before == pytest.approx(
+                np.linalg.norm(chunk.update.numpy() - beta[:, None] * old, axis=1)
+            )
 
 
 def test_a_round_can_be_given_up() -> None:
@@ -346,7 +435,11 @@ def test_a_round_can_be_given_up() -> None:
     for estimator in STALE:
         states = [remembering(estimator) for _ in range(2)]
         updates, plan = some_updates(8), everybody(TOY.share)
-        given_up = ask(estimator, states[0], plan, updates) if isinstance(estimator, StaleVr) else states[0]
+        given_up = (
+            ask(estimator, states[0], plan, updates)
+            if isinstance(estimator, StaleVr)
+            else states[0]
+        )
         sums = estimator.begin(given_up, MODELS, plan)
         for chunk in chunks(plan, some_updates(7)):
             estimator.add(sums, plan, chunk)
@@ -356,42 +449,63 @@ def test_a_round_can_be_given_up() -> None:
             assert (a == b).all()
         for state in (one[1], two[1]):
             settle(state)
-        assert all(torch.equal(one[1][name].nan_to_num(-1), two[1][name].nan_to_num(-1)) for name in one[1])
+        assert all(
+            torch.equal(one[1][name].nan_to_num(-1), two[1][name].nan_to_num(-1)) for name in one[1]
+        )
 
 
 def test_a_memory_without_a_place() -> None:
-    with pytest.raises(BadInput, match=r"estimator\.memory is 'gpu', but it takes one of 'device', 'cpu', 'disk'"):
+    with pytest.raises(
+        BadInput, match=r"estimator\.memory is 'gpu', but it takes one of 'device', 'cpu', 'disk'"
+    ):
         FedVarp(memory="gpu").init(MODELS, TOY.share)  # type: ignore[arg-type]
 
 
 def test_a_memory_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = [Weights(torch.zeros(1).expand(10**15), torch.zeros(0))]
     for place in PLACES[:2]:
-        with pytest.raises(BadInput, match=rf"takes 12,0+[\d,]+ bytes, too many for '{place}': set estimator\.memory to 'disk'"):
+        with pytest.raises(
+            BadInput,
+            match=rf"takes 12,0+[\d,]+ bytes, too many for '{place}': set estimator\.memory to 'disk'",
+        ):
             FedVarp(memory=place).init(huge, TOY.share)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 50, 50))
     with pytest.raises(BadInput, match=r"takes 72 bytes, more than .* has: set TMPDIR"):
         FedVarp(memory="disk").init(MODELS[1:], TOY.share[1:])
     alone = [sum(size * TOY.share.shape[1] * 8 for size in SIZES[s : s + 1]) for s in range(2)]
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, max(alone)))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, max(alone))
+    )
     with pytest.raises(BadInput, match=rf"takes {sum(alone)} bytes, more than .* has: set TMPDIR"):
         FedVarp(memory="disk").init(MODELS, TOY.share)  # each would fit, but not both
 
 
-@pytest.mark.parametrize("server", [Sgd(), Sgd(momentum=0.9), Adam()], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(
+    "server", [Sgd(), Sgd(momentum=0.9), Adam()], ids=["sgd", "momentum", "adam"]
+)
 def test_with_a_beta_of_0_nothing_is_remembered(blobs: Federation, server: Server) -> None:
     """The plain sum, also of a model that nobody trains in a round: the server's moments stay where they are."""
     tasks = [Task(linear, blobs, name=name) for name in ("a", "b")]
-    ends = [rota.run(tasks, RoundRobin(1), estimator=e, server=server, rounds=5).state.models for e in (Unbiased(), FedStale(beta=0.0))]
+    ends = [
+        rota.run(tasks, RoundRobin(1), estimator=e, server=server, rounds=5).state.models
+        for e in (Unbiased(), FedStale(beta=0.0))
+    ]
     for plain, stale in zip(*ends, strict=True):
         torch.testing.assert_close(plain.params, stale.params)
 
 
 @pytest.mark.parametrize(
-    ("estimator", "name"), [(FedStale(beta=float("nan")), "beta"), (FedStale(beta=-3), "beta"), (StaleVre(start=-1), "start")]
+    ("estimator", "name"),
+    [
+        (FedStale(beta=float("nan")), "beta"),
+        (FedStale(beta=-3), "beta"),
+        (StaleVre(start=-1), "start"),
+    ],
 )
 def test_factors_that_make_no_sense(estimator: FedVarp, name: str) -> None:
-    with pytest.raises(BadInput, match=rf"estimator\.{name} is .*, but it takes a number from 0 on"):
+    with pytest.raises(
+        BadInput, match=rf"estimator\.{name} is .*, but it takes a number from 0 on"
+    ):
         estimator.init(MODELS, TOY.share)
 
 
@@ -406,11 +520,17 @@ class Scaffolding(NamedTuple):
     common: torch.Tensor
 
 
-def scaffold_round(task: Task, model: int, state: Scaffolding, cohort: list[int], weight: Array, now: int) -> Scaffolding:
+def scaffold_round(
+    task: Task, model: int, state: Scaffolding, cohort: list[int], weight: Array, now: int
+) -> Scaffolding:
     """One round of SCAFFOLD, written out: option II, with the sum of d_i c_i recomputed from all controls."""
     module = task.build()
     sizes = [p.numel() for p in module.parameters()]
-    lr, mine, step = task.lr * task.lr_decay ** (now - 1), list(state.mine), torch.zeros_like(state.model)
+    lr, mine, step = (
+        task.lr * task.lr_decay ** (now - 1),
+        list(state.mine),
+        torch.zeros_like(state.model),
+    )
     for client, w in zip(cohort, weight.tolist(), strict=True):
         nn.utils.vector_to_parameters(state.model.clone(), module.parameters())
         x, y = task.data.train.of(client)
@@ -418,7 +538,9 @@ def scaffold_round(task: Task, model: int, state: Scaffolding, cohort: list[int]
         count = 0
         for epoch in range(task.epochs):
             for batch in rng.permutation(rng.fold(key, epoch), len(y)).split(task.batch or len(y)):
-                grads = torch.autograd.grad(F.cross_entropy(module(x[batch]), y[batch]), list(module.parameters()))
+                grads = torch.autograd.grad(
+                    F.cross_entropy(module(x[batch]), y[batch]), list(module.parameters())
+                )
                 shift = (state.common - state.mine[client]).split(sizes)
                 with torch.no_grad():
                     for p, g, c in zip(module.parameters(), grads, shift, strict=True):
@@ -428,7 +550,9 @@ def scaffold_round(task: Task, model: int, state: Scaffolding, cohort: list[int]
         mine[client] = state.mine[client] - state.common + (state.model - end) / (lr * count)
         step += w * (state.model - end)
     share = task.data.train.sizes / task.data.train.sizes.sum()
-    common = sum((float(d) * c for d, c in zip(share, mine, strict=True)), torch.zeros_like(state.common))
+    common = sum(
+        (float(d) * c for d, c in zip(share, mine, strict=True)), torch.zeros_like(state.common)
+    )
     return Scaffolding(state.model - step, mine, common)
 
 
@@ -436,7 +560,9 @@ def two_layers(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[0], 6), nn.Tanh(), nn.Linear(6, classes))
 
 
-@pytest.mark.parametrize(("engine", "native"), [("sequential", "1"), ("batched", "1"), ("batched", "0")])
+@pytest.mark.parametrize(
+    ("engine", "native"), [("sequential", "1"), ("batched", "1"), ("batched", "0")]
+)
 def test_scaffold_is_scaffold(engine: str, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six rounds: several local steps, more for those with more data, three of six clients drawn; two of the models share their stacks."""
     monkeypatch.setenv("ROTA_NATIVE", native)
@@ -444,41 +570,66 @@ def test_scaffold_is_scaffold(engine: str, native: str, monkeypatch: pytest.Monk
     tasks = [
         Task(two_layers, data, lr=0.1, batch=6, epochs=2, lr_decay=0.9, name="a"),
         Task(two_layers, data, lr=0.05, batch=6, epochs=2, name="b"),
-        Task(linear, federation([9, 4, 11, 6, 13, 21], seed=3), lr=0.2, batch=None, epochs=4, name="c"),
+        Task(
+            linear,
+            federation([9, 4, 11, 6, 13, 21], seed=3),
+            lr=0.2,
+            batch=None,
+            epochs=4,
+            name="c",
+        ),
     ]
     experiment = rota.Experiment(tasks, Uniform(3), estimator=Scaffold(), rounds=6)
     machine = make(engine, tasks, Devices(), 0, "cpu")
     state = loop.begin(experiment, machine)
-    plain = [Scaffolding(m.params.clone(), [torch.zeros_like(m.params)] * 6, torch.zeros_like(m.params)) for m in state.models]
+    plain = [
+        Scaffolding(m.params.clone(), [torch.zeros_like(m.params)] * 6, torch.zeros_like(m.params))
+        for m in state.models
+    ]
     for now in range(1, 7):
         state, record = loop.play(experiment, machine, state)
         for s, (task, name) in enumerate(zip(tasks, experiment.names, strict=True)):
             cohort = record["cohort"][name]
-            plain[s] = scaffold_round(task, s, plain[s], cohort, experiment.shares[s, cohort] * 6 / 3, now)
+            plain[s] = scaffold_round(
+                task, s, plain[s], cohort, experiment.shares[s, cohort] * 6 / 3, now
+            )
             torch.testing.assert_close(state.models[s].params, plain[s].model, rtol=1e-3, atol=1e-5)
-            torch.testing.assert_close(state.estimator[f"common.{s}"], plain[s].common, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                state.estimator[f"common.{s}"], plain[s].common, rtol=1e-3, atol=1e-4
+            )
     settle(state.estimator)
     for s in range(3):
-        torch.testing.assert_close(state.estimator[f"memory.{s}"], torch.stack(plain[s].mine), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            state.estimator[f"memory.{s}"], torch.stack(plain[s].mine), rtol=1e-3, atol=1e-4
+        )
     assert float(plain[0].common.norm()) > 0.01
     uncorrected = loop.begin(replace(experiment, estimator=Unbiased()), machine)
     for _ in range(6):
         uncorrected, _ = loop.play(replace(experiment, estimator=Unbiased()), machine, uncorrected)
-    assert not torch.allclose(uncorrected.models[0].params, state.models[0].params, rtol=1e-2, atol=1e-3)
+    assert not torch.allclose(
+        uncorrected.models[0].params, state.models[0].params, rtol=1e-2, atol=1e-3
+    )
 
 
 def test_scaffold_ends_where_all_gradients_end() -> None:
     """With everybody drawn and whole-data steps, unequal clients do not pull it from the optimum of all data, as they do FedAvg."""
     generator = np.random.default_rng(0)
-    clients = [(generator.normal(k, 1 + k, (20, 3)).astype(np.float32), np.arange(20) % 2) for k in range(3)]
+    clients = [
+        (generator.normal(k, 1 + k, (20, 3)).astype(np.float32), np.arange(20) % 2)
+        for k in range(3)
+    ]
     data = rota.from_clients(clients, clients[0], classes=2)
     task = Task(linear, data, lr=0.05, batch=None, epochs=20, weight_decay=0.1)
 
     def gradient(estimator: Any) -> float:
         run = rota.run([task], Full(), estimator=estimator, rounds=150, device="cpu", evaluate=150)
         module = run.models[run.experiment.names[0]]
-        loss = F.cross_entropy(module(data.train.x), data.train.y) + 0.05 * sum((p**2).sum() for p in module.parameters())
-        return float(sum((g**2).sum() for g in torch.autograd.grad(loss, list(module.parameters()))) ** 0.5)
+        loss = F.cross_entropy(module(data.train.x), data.train.y) + 0.05 * sum(
+            (p**2).sum() for p in module.parameters()
+        )
+        return float(
+            sum((g**2).sum() for g in torch.autograd.grad(loss, list(module.parameters()))) ** 0.5
+        )
 
     assert gradient(Scaffold()) < 1e-4
     assert gradient(Unbiased()) > 1e-2
@@ -502,12 +653,21 @@ def test_a_client_that_fails_keeps_its_control() -> None:
 # ---- in a run
 
 
-PAIRS = [("mmfl-gvr", FedVarp()), ("mmfl-gvr", StaleVr()), ("mmfl-vre", StaleVre()), ("mmfl-random", FedStale()), ("uniform", Mifa())]
+PAIRS = [
+    ("mmfl-gvr", FedVarp()),
+    ("mmfl-gvr", StaleVr()),
+    ("mmfl-vre", StaleVre()),
+    ("mmfl-random", FedStale()),
+    ("uniform", Mifa()),
+]
 
 
 @pytest.mark.parametrize(("sampler", "estimator"), PAIRS, ids=repr)
 def test_they_learn(sampler: str, estimator: Any) -> None:
-    tasks = [Task(linear, federation([12, 5, 20, 9, 14, 17]), name="a"), Task(linear, federation([9, 4, 11, 0, 13, 21], seed=3), name="b")]
+    tasks = [
+        Task(linear, federation([12, 5, 20, 9, 14, 17]), name="a"),
+        Task(linear, federation([9, 4, 11, 0, 13, 21], seed=3), name="b"),
+    ]
     run = rota.run(tasks, SAMPLERS[sampler](budget=3), estimator=estimator, rounds=25, device="cpu")  # type: ignore[call-arg]
     assert run.summary["accuracy"] > 0.8
 
@@ -517,7 +677,9 @@ def test_fedvarp_of_everybody_is_full_participation(engine: str) -> None:
     """Where everybody is drawn nothing that is remembered matters."""
     task = Task(linear, federation([12, 5, 20, 9]))
     plain, *others = (
-        rota.run([task], Full(), estimator=e, rounds=4, engine=engine, device="cpu").state.models[0].params
+        rota.run([task], Full(), estimator=e, rounds=4, engine=engine, device="cpu")
+        .state.models[0]
+        .params
         for e in (Unbiased(), FedVarp(), FedStale(beta=0.5), StaleVre(), Mifa())
     )
     for other in others:
@@ -530,14 +692,28 @@ def test_fedvarp_of_everybody_is_full_participation(engine: str) -> None:
 @pytest.mark.parametrize("estimator", [FedVarp, StaleVr, StaleVre, Mifa, Scaffold])
 def test_on_a_gpu_wherever_the_memory_is(estimator: Any, engine: str, place: Place) -> None:
     data = federation([12, 5, 20, 9, 14, 17])
-    tasks = [Task(two_layers, data, batch=6, name="a"), Task(linear, federation([9, 4, 11, 0, 13, 21], seed=3), name="b")]
+    tasks = [
+        Task(two_layers, data, batch=6, name="a"),
+        Task(linear, federation([9, 4, 11, 0, 13, 21], seed=3), name="b"),
+    ]
     sampler = SAMPLERS["mmfl-gvr"](budget=4) if estimator is StaleVr else Uniform(3)  # type: ignore[call-arg]
     options: dict[str, Any] = {"estimator": estimator(memory=place), "rounds": 4, "engine": engine}
-    there, here = (rota.run(tasks, sampler, device=device, **options).state for device in ("cuda", "cpu"))
+    there, here = (
+        rota.run(tasks, sampler, device=device, **options).state for device in ("cuda", "cpu")
+    )
     for s in range(2):
-        assert there.estimator[f"memory.{s}"].device.type == ("cuda" if place == "device" else "cpu")
-        torch.testing.assert_close(there.models[s].params.cpu(), here.models[s].params, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(there.estimator[f"waiting.{s}"].cpu(), here.estimator[f"waiting.{s}"], rtol=1e-2, atol=1e-3)
+        assert there.estimator[f"memory.{s}"].device.type == (
+            "cuda" if place == "device" else "cpu"
+        )
+        torch.testing.assert_close(
+            there.models[s].params.cpu(), here.models[s].params, rtol=1e-3, atol=1e-4
+        )
+        torch.testing.assert_close(
+            there.estimator[f"waiting.{s}"].cpu(),
+            here.estimator[f"waiting.{s}"],
+            rtol=1e-2,
+            atol=1e-3,
+        )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -552,7 +728,10 @@ def test_the_page_on_estimators_is_that_of_the_list() -> None:
     page = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text()
     for name, member in ESTIMATORS.items():
         facts: Any = member
-        assert f"| `{name}` | {'yes' if facts.unbiased else 'no'} | {facts.needs} | {facts.costs} |" in page
+        assert (
+            f"| `{name}` | {'yes' if facts.unbiased else 'no'} | {facts.needs} | {facts.costs} |"
+            in page
+        )
     assert page.split("```")[0].count("| `") == len(ESTIMATORS)
 
 
@@ -576,10 +755,10 @@ class Own(Uniform):
     needs = "no updates at all"
     what: Any = "norm"
 
-    def ask(self, state: Any, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: Any, shares: Array, generator: np.random.Generator) -> Question:
         return Question(rota.sampling.draw.everybody(shares), self.what)
 
-    def hear(self, state: Any, plan: Plan, seen: Seen) -> Any:  # noqa: ARG002
+    def hear(self, state: Any, plan: Plan, seen: Seen) -> Any:
         return state
 
 
@@ -591,7 +770,10 @@ def test_a_sampler_of_ones_own_goes_by_what_it_asks() -> None:
     tasks = [Task(linear, federation([5, 9, 7]))]
     assert len(rota.run(tasks, Own(2), estimator=StaleVr(), rounds=2).records) == 2
     assert len(rota.run(tasks, Expectant(2), estimator=StaleVre(), rounds=2).records) == 2
-    with pytest.raises(BadInput, match="the sampler 'Expectant' draws by what an estimator expects, which 'unbiased' cannot say"):
+    with pytest.raises(
+        BadInput,
+        match="the sampler 'Expectant' draws by what an estimator expects, which 'unbiased' cannot say",
+    ):
         rota.run(tasks, Expectant(2), rounds=2)
 
 
@@ -617,7 +799,13 @@ def test_policies_that_do_not_go_together() -> None:
         )
 
 
-TOGETHER = [*PAIRS, ("optimal", StaleVr()), ("uniform", StaleVre()), ("uniform", Scaffold()), ("full", Mifa())]
+TOGETHER = [
+    *PAIRS,
+    ("optimal", StaleVr()),
+    ("uniform", StaleVre()),
+    ("uniform", Scaffold()),
+    ("full", Mifa()),
+]
 
 
 @pytest.mark.parametrize(("sampler", "estimator"), TOGETHER, ids=repr)

@@ -29,23 +29,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import rota
-from rota import experiment as experiments
 from rota import loop, recipe, rng, weights
-from rota.availability import Availability
 from rota.data.federation import Array, Federation
 from rota.engine import ENGINES, Score, Sequential
 from rota.engine.local import Correction
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yogi
-from rota.experiment import Interrupted, Run, execute
 from rota.loop import Experiment, State
 from rota.plan import Chunk, Plan, Seen, Task
-from rota.record import Record
+from rota.running import experiment as experiments
+from rota.running import folder as folder_module
+from rota.running.experiment import Interrupted, Run, execute
+from rota.running.folder import Folder, checkpoint, differences, flat, refuse_used
+from rota.running.record import Record
 from rota.sampling import SAMPLERS, Gvr
-from rota.store import Folder, checkpoint, refuse_used
-from rota.store import folder as folder_module
-from rota.store.folder import differences, flat
 from rota.weights import Weights
+from rota.world.availability import Availability
 
 SIZES = [5, 12, 7, 9, 8, 6, 5, 4, 6, 5, 7, 3]
 
@@ -54,7 +53,7 @@ SIZES = [5, 12, 7, 9, 8, 6, 5, 4, 6, 5, 7, 3]
 class Curious:
     """A sampler with every kind of memory: whom it draws depends on all that it has seen."""
 
-    def init(self, shares: Array, rounds: int) -> dict[str, Array]:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> dict[str, Array]:
         clients = shares.shape[1]
         return {
             "loss": np.ones(clients),
@@ -66,13 +65,20 @@ class Curious:
         }
 
     def draw(self, state: dict[str, Array], shares: Array, generator: np.random.Generator) -> Plan:
-        score = state["loss"] + state["norm"].sum(axis=0) / (1 + state["drawn"]) + 3 * ~state["known"] + state["round"] / 100
+        score = (
+            state["loss"]
+            + state["norm"].sum(axis=0) / (1 + state["drawn"])
+            + 3 * ~state["known"]
+            + state["round"] / 100
+        )
         probability = np.minimum(1, 3 * score / score.sum()) * (shares > 0)
         model, client = np.nonzero(generator.random(shares.shape) < probability)
         p = probability[model, client]
         return Plan(client, model, p, shares[model, client] / p)
 
-    def observe(self, state: dict[str, Array], shares: Array, plan: Plan, seen: Seen) -> dict[str, Array]:  # noqa: ARG002
+    def observe(
+        self, state: dict[str, Array], shares: Array, plan: Plan, seen: Seen
+    ) -> dict[str, Array]:
         new = {name: value.copy() for name, value in state.items()}
         new["loss"][plan.client] = seen.loss
         new["norm"][:, plan.client] = seen.norm
@@ -85,8 +91,20 @@ class Curious:
 def make(**changes: Any) -> Experiment:
     """Two models, BatchNorm and dropout in one of them, a sampler and a server with a memory."""
     data = federation(SIZES, own_test=True)
-    tasks = [Task(network, data, batch=4, name="net"), Task(linear, federation(SIZES, seed=1), batch=None, name="line")]
-    return Experiment(**{"tasks": tasks, "sampler": Curious(), "server": Adam(), "rounds": 4, "seed": 3, **changes})
+    tasks = [
+        Task(network, data, batch=4, name="net"),
+        Task(linear, federation(SIZES, seed=1), batch=None, name="line"),
+    ]
+    return Experiment(
+        **{
+            "tasks": tasks,
+            "sampler": Curious(),
+            "server": Adam(),
+            "rounds": 4,
+            "seed": 3,
+            **changes,
+        }
+    )
 
 
 class Toy:
@@ -98,35 +116,70 @@ class Toy:
     def initial(self) -> list[Weights]:
         return self.models
 
-    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
-        for row, (client, model) in enumerate(zip(plan.client.tolist(), plan.model.tolist(), strict=True)):
-            noise = rng.uniform(rng.as_tensor([rng.key(now, client, model)]), len(models[model].params))
-            update = models[model].params[None] / 10 + noise + (correction(np.array([row])) / 10 if correction else 0.0)
+    def train(
+        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
+    ) -> Iterator[Chunk]:
+        for row, (client, model) in enumerate(
+            zip(plan.client.tolist(), plan.model.tolist(), strict=True)
+        ):
+            noise = rng.uniform(
+                rng.as_tensor([rng.key(now, client, model)]), len(models[model].params)
+            )
+            update = (
+                models[model].params[None] / 10
+                + noise
+                + (correction(np.array([row])) / 10 if correction else 0.0)
+            )
             one = np.ones(1)
-            yield Chunk(np.array([row]), model, 0.1, update, models[model].buffers[None] / 2, update.mean(1).numpy(), one, one, one, [""])
+            yield Chunk(
+                np.array([row]),
+                model,
+                0.1,
+                update,
+                models[model].buffers[None] / 2,
+                update.mean(1).numpy(),
+                one,
+                one,
+                one,
+                [""],
+            )
 
     def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
         return np.asarray(examples + nbytes + model + clients)
 
     def evaluate(self, models: list[Weights]) -> list[Score]:
-        return [Score(float(model.params.sum()), float(model.params.sigmoid().mean())) for model in models]
+        return [
+            Score(float(model.params.sum()), float(model.params.sigmoid().mean()))
+            for model in models
+        ]
 
 
 def contents(folder: Path) -> dict[str, Any]:
     """All that must not depend on how often the run was broken off: every byte but the wall-clock time's."""
     newest = max((folder / "checkpoint").iterdir())
-    out: dict[str, Any] = {"checkpoint": newest.name, "state": (newest / "state.safetensors").read_bytes()}
+    out: dict[str, Any] = {
+        "checkpoint": newest.name,
+        "state": (newest / "state.safetensors").read_bytes(),
+    }
     for path in (newest / "state.json", folder / "summary.json"):
         out[path.name] = json.loads(path.read_text())
         assert out[path.name].pop("wall_seconds") >= 0
-    for path in (folder / "config.toml", folder / "rounds.jsonl", folder / "data.json", *folder.glob("models/*")):
+    for path in (
+        folder / "config.toml",
+        folder / "rounds.jsonl",
+        folder / "data.json",
+        *folder.glob("models/*"),
+    ):
         out[path.name] = path.read_bytes()
     return out
 
 
 def tidy(folder: Path) -> bool:
     """Nothing half-written, and no more checkpoints than are kept."""
-    return not list(folder.rglob("*.part")) and len(list((folder / "checkpoint").iterdir())) <= checkpoint.KEPT
+    return (
+        not list(folder.rglob("*.part"))
+        and len(list((folder / "checkpoint").iterdir())) <= checkpoint.KEPT
+    )
 
 
 def play(experiment: Experiment, **more: Any) -> Run:
@@ -175,17 +228,29 @@ def stop_after(number: int, error: BaseException) -> Callable[[Record], None]:
 def bits(value: Any) -> tuple[Any, ...]:
     """A tensor's or an array's dtype, shape and bytes: NaNs and minus zero count."""
     if isinstance(value, torch.Tensor):
-        content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        content = (
+            value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if value.numel()
+            else b""
+        )
         return str(value.dtype), tuple(value.shape), content
     return str(value.dtype), value.shape, value.tobytes()
 
 
 def same(one: State, other: State) -> bool:
     def named(state: State) -> dict[str, Any]:
-        groups = {"sampler": state.sampler, "estimator": state.estimator, "availability": state.availability}
+        groups = {
+            "sampler": state.sampler,
+            "estimator": state.estimator,
+            "availability": state.availability,
+        }
         groups |= {f"server {s}": moments for s, moments in enumerate(state.server)}
         groups |= {f"model {s}": model._asdict() for s, model in enumerate(state.models)}
-        return {f"{group} {name}": bits(value) for group, values in groups.items() for name, value in values.items()}
+        return {
+            f"{group} {name}": bits(value)
+            for group, values in groups.items()
+            for name, value in values.items()
+        }
 
     def numbers(state: State) -> list[Any]:
         return [state.round, state.seconds, state.bytes_up, state.bytes_down]
@@ -193,9 +258,24 @@ def same(one: State, other: State) -> bool:
     return named(one) == named(other) and numbers(one) == numbers(other)
 
 
-DTYPES = [np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
+DTYPES = [
+    np.bool_,
+    np.uint8,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+    np.float16,
+    np.float32,
+    np.float64,
+]
 ARRAYS = st.sampled_from(DTYPES).flatmap(
-    lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    lambda dtype: arrays.arrays(
+        dtype, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+    )
 )
 NAMES = st.text(st.characters(codec="utf-8"), max_size=8)
 TENSORS = st.dictionaries(NAMES, ARRAYS.map(torch.from_numpy), max_size=3)
@@ -226,7 +306,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_state_round_trip(place: Path, state: State, wall: float) -> None:
     shutil.rmtree(place, ignore_errors=True)
     checkpoint.save(place, state, wall)
-    like = replace(state, round=0, sampler={}, availability={}, estimator={}, server=[{} for _ in state.models])
+    like = replace(
+        state, round=0, sampler={}, availability={}, estimator={}, server=[{} for _ in state.models]
+    )
     loaded = checkpoint.load(place, like)
     assert loaded is not None
     assert same(loaded[0], state)
@@ -235,7 +317,17 @@ def test_state_round_trip(place: Path, state: State, wall: float) -> None:
 
 def test_all_of_the_state_is_kept() -> None:
     """A field added to State must be added to the checkpoint, and to `same` here."""
-    kept = {"round", "models", "sampler", "availability", "estimator", "server", "seconds", "bytes_up", "bytes_down"}
+    kept = {
+        "round",
+        "models",
+        "sampler",
+        "availability",
+        "estimator",
+        "server",
+        "seconds",
+        "bytes_up",
+        "bytes_down",
+    }
     assert {field.name for field in fields(State)} == kept
 
 
@@ -247,7 +339,12 @@ def test_awkward_arrays(tmp_path: Path) -> None:
     state = State(
         round=1,
         models=[Weights(base[:4], base[4:4])],
-        sampler={"locked": locked, "backwards": np.arange(4)[::-1], "again": locked, "columns": np.eye(3)[:, 1]},
+        sampler={
+            "locked": locked,
+            "backwards": np.arange(4)[::-1],
+            "again": locked,
+            "columns": np.eye(3)[:, 1],
+        },
         estimator={
             "model": base[:4],
             "row": base.view(3, 4)[1],
@@ -262,7 +359,11 @@ def test_awkward_arrays(tmp_path: Path) -> None:
     assert loaded is not None
     assert same(loaded[0], state)
     assert all(array.flags.writeable for array in loaded[0].sampler.values())
-    assert all(t.data_ptr() % 64 == 0 for t in (*loaded[0].estimator.values(), *loaded[0].models[0]) if t.numel())
+    assert all(
+        t.data_ptr() % 64 == 0
+        for t in (*loaded[0].estimator.values(), *loaded[0].models[0])
+        if t.numel()
+    )
 
 
 def test_numbering(tmp_path: Path) -> None:
@@ -283,7 +384,10 @@ def test_models_are_written_by_their_own_names(tmp_path: Path) -> None:
     for file, name in zip(files, ["..", "a/b ü"], strict=True):
         module = experiment.tasks[experiment.names.index(name)].build(seed=9)
         module.load_state_dict(load_file(file))
-        assert all(torch.equal(one, other) for one, other in zip(module.parameters(), run.models[name].parameters(), strict=True))
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(module.parameters(), run.models[name].parameters(), strict=True)
+        )
 
 
 # ---- the rounds break off, with time to save
@@ -297,31 +401,57 @@ def test_resume_after_any_round(tmp_path: Path, server: Any, engine: str) -> Non
     execute(experiment, engine=engine, out=tmp_path / "whole")
     folder = tmp_path / "broken"
     for number in range(1, 5):
-        error: BaseException = KeyboardInterrupt() if number % 2 else RuntimeError("the screen broke")
+        error: BaseException = (
+            KeyboardInterrupt() if number % 2 else RuntimeError("the screen broke")
+        )
         with pytest.raises((Interrupted, RuntimeError)):
-            execute(experiment, engine=engine, out=folder, resume=number > 1, watch=stop_after(number, error))
+            execute(
+                experiment,
+                engine=engine,
+                out=folder,
+                resume=number > 1,
+                watch=stop_after(number, error),
+            )
         assert [path.name for path in (folder / "checkpoint").iterdir()].count(f"{number:08d}") == 1
     run = execute(experiment, engine=engine, out=folder, resume=True)
     assert contents(folder) == contents(tmp_path / "whole")
     assert tidy(folder)
-    assert [record["accuracy"] is not None for record in run.records] == [n % 3 == 0 or n == 5 for n in range(1, 6)]
+    assert [record["accuracy"] is not None for record in run.records] == [
+        n % 3 == 0 or n == 5 for n in range(1, 6)
+    ]
 
 
 MEMBERS = [("sampler", SAMPLERS[name]) for name in SAMPLERS]
 MEMBERS += [("estimator", ESTIMATORS[name]) for name in ESTIMATORS]
 MEMBERS += [("server", SERVERS[name]) for name in SERVERS]
-PARTNERS: dict[Any, Any] = {SAMPLERS["mmfl-vre"]: {"estimator": StaleVre()}, StaleVr: {"sampler": SAMPLERS["mmfl-gvr"]()}}
+PARTNERS: dict[Any, Any] = {
+    SAMPLERS["mmfl-vre"]: {"estimator": StaleVre()},
+    StaleVr: {"sampler": SAMPLERS["mmfl-gvr"]()},
+}
 """What a policy cannot do without."""
 
 
-@pytest.mark.parametrize(("kind", "member"), MEMBERS, ids=[f"{kind}-{member.__name__}" for kind, member in MEMBERS])
-def test_every_policy_survives_ctrl_c_inside_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, member: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "member"), MEMBERS, ids=[f"{kind}-{member.__name__}" for kind, member in MEMBERS]
+)
+def test_every_policy_survives_ctrl_c_inside_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, member: Any
+) -> None:
     """The checkpoint of an interrupted round is that of the round before, so no policy may have written into its state yet."""
-    experiment = make(**{kind: member(), **PARTNERS.get(member, {})}, availability=Availability(0.8, memory=0.5, known=False))
+    experiment = make(
+        **{kind: member(), **PARTNERS.get(member, {})},
+        availability=Availability(0.8, memory=0.5, known=False),
+    )
     chunks = total = 0
     train = Sequential.train
 
-    def interrupted(self: Sequential, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+    def interrupted(
+        self: Sequential,
+        models: list[Weights],
+        plan: Plan,
+        now: int,
+        correction: Correction | None = None,
+    ) -> Iterator[Chunk]:
         nonlocal chunks
         for chunk in train(self, models, plan, now, correction):
             yield chunk
@@ -359,7 +489,9 @@ def breaking(number: int, chunks: int) -> Callable[..., Iterator[Chunk]]:
     """Training that breaks off in one round (in its probe, where there is one) after so many chunks."""
     train = Toy.train
 
-    def broken(self: Toy, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+    def broken(
+        self: Toy, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
+    ) -> Iterator[Chunk]:
         for at, chunk in enumerate(train(self, models, plan, now, correction)):
             if now == number and at == min(chunks, len(plan) - 1):
                 raise RuntimeError("the power failed")
@@ -379,7 +511,9 @@ def mapped(tensor: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_memories_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> None:
+def test_memories_survive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
     """Broken off in the middle of every round, and after it; and a memory that was on disk is there again, and nowhere else."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     experiment = remembering(name, place)
@@ -393,17 +527,28 @@ def test_memories_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
         assert max((folder / "checkpoint").iterdir()).name == f"{number - 1:08d}"
         if number < 5:
             with pytest.raises(Interrupted):
-                play(experiment, out=folder, resume=True, watch=stop_after(number, KeyboardInterrupt()))
+                play(
+                    experiment,
+                    out=folder,
+                    resume=True,
+                    watch=stop_after(number, KeyboardInterrupt()),
+                )
     run = play(experiment, out=folder, resume=True)
     assert contents(folder) == contents(tmp_path / "whole")
     if Path("/proc/self/maps").exists():
-        assert [mapped(run.state.estimator[f"memory.{s}"]) for s in range(2)] == [place == "disk"] * 2
-    assert {path.name for path in tmp_path.iterdir()} == {"whole", "broken"}, "nothing is left behind"
+        assert [mapped(run.state.estimator[f"memory.{s}"]) for s in range(2)] == [
+            place == "disk"
+        ] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "broken"}, (
+        "nothing is left behind"
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_a_broken_round_can_be_played_again(monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> None:
+def test_a_broken_round_can_be_played_again(
+    monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
     """From the state before it, in the same process: its memory may have been written to by then."""
     experiment = remembering(name, place)
     machine = Toy(experiment.tasks)
@@ -422,10 +567,26 @@ def test_a_broken_round_can_be_played_again(monkeypatch: pytest.MonkeyPatch, nam
 
 def test_a_memory_is_read_into_the_one_there_is(tmp_path: Path) -> None:
     """There may be no room for a second; but what two names share is not written to."""
-    state = replace(STATE, estimator={"memory": torch.randn(4, 3), "rows": torch.randn(2, 3), "one": torch.ones(2), "two": torch.zeros(2)})
+    state = replace(
+        STATE,
+        estimator={
+            "memory": torch.randn(4, 3),
+            "rows": torch.randn(2, 3),
+            "one": torch.ones(2),
+            "two": torch.zeros(2),
+        },
+    )
     checkpoint.save(tmp_path, state, 0.0)
     shared = torch.full((2,), 5.0)
-    like = replace(STATE, estimator={"memory": torch.zeros(4, 3), "rows": torch.zeros(0, 3), "one": shared, "two": shared})
+    like = replace(
+        STATE,
+        estimator={
+            "memory": torch.zeros(4, 3),
+            "rows": torch.zeros(0, 3),
+            "one": shared,
+            "two": shared,
+        },
+    )
     loaded = checkpoint.load(tmp_path, like)
     assert loaded is not None
     assert same(loaded[0], state)
@@ -433,11 +594,19 @@ def test_a_memory_is_read_into_the_one_there_is(tmp_path: Path) -> None:
     assert shared.tolist() == [5, 5]
 
 
-STATE = State(round=1, models=[Weights(torch.arange(3.0), torch.zeros(0))], sampler={}, estimator={}, server=[{}])
+STATE = State(
+    round=1,
+    models=[Weights(torch.arange(3.0), torch.zeros(0))],
+    sampler={},
+    estimator={},
+    server=[{}],
+)
 
 
 @pytest.mark.usefixtures("every_round")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file opened, and interrupted before its `with`
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # a file opened, and interrupted before its `with`
 def test_ctrl_c_at_any_line(tmp_path: Path, unbroken: dict[str, Any]) -> None:
     """Ctrl-C anywhere in the code that plays and keeps the rounds: the run says so and can be resumed, exactly."""
     watched = {experiments.__file__, checkpoint.__file__, sys.modules[Folder.__module__].__file__}
@@ -448,10 +617,12 @@ def test_ctrl_c_at_any_line(tmp_path: Path, unbroken: dict[str, Any]) -> None:
         left = line
         armed = False
 
-        def trace(frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG001
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal left, armed
-            if frame.f_code.co_filename not in watched:
-                return None
+            if frame.f_code.co_filename not in watched or frame.f_code.co_name == "locked":
+                return (
+                    None  # a lock that is not released lasts until the process ends, as it should
+                )
             armed = armed or frame.f_code.co_name == "_play"
             if event == "line" and armed:
                 left -= 1
@@ -484,7 +655,12 @@ def test_target_survives_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     whole = execute(experiment, engine="sequential", out=tmp_path / "whole")
     assert 2 < whole.state.round < 50
     with pytest.raises(Interrupted):
-        execute(experiment, engine="sequential", out=tmp_path / "run", watch=stop_after(whole.state.round, KeyboardInterrupt()))
+        execute(
+            experiment,
+            engine="sequential",
+            out=tmp_path / "run",
+            watch=stop_after(whole.state.round, KeyboardInterrupt()),
+        )
     assert not (tmp_path / "run" / "summary.json").exists()
     monkeypatch.setattr(Sequential, "train", None)
     for _ in range(2):
@@ -503,7 +679,9 @@ def test_what_differs_is_told_by_the_keys_that_set_takes() -> None:
         differences(two, {"task": [{"lr": 0.1}, {"lr": 0.2}]})
         == "task.1.lr was 0.1 and is now 0.2, task.1.data.seed was 1 and is now not set"
     )
-    assert differences({"metrics": []}, {"metrics": ["cost"]}) == 'metrics was [] and is now ["cost"]'
+    assert (
+        differences({"metrics": []}, {"metrics": ["cost"]}) == 'metrics was [] and is now ["cost"]'
+    )
     assert differences({"n": 5}, {"n": 5.0}) == ""
     many = differences({"sizes": [1] * 1000}, {"sizes": [2] * 1000})
     assert many.startswith("sizes was [1, 1, ")
@@ -523,7 +701,9 @@ def test_from_python(tmp_path: Path) -> None:
     }
     rota.run([task], out=tmp_path / "whole", **settings)
     with pytest.raises(Interrupted):
-        rota.run([task], out=str(tmp_path / "run"), watch=stop_after(2, KeyboardInterrupt()), **settings)
+        rota.run(
+            [task], out=str(tmp_path / "run"), watch=stop_after(2, KeyboardInterrupt()), **settings
+        )
     run = rota.run([task], out=tmp_path / "run", resume=True, **settings)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
     assert len(run.records) == 4
@@ -542,21 +722,36 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda task: replace(task, data=federation(SIZES, seed=1)), "the data of 'blobs' are not those that the run in .* began with"),
+        (
+            lambda task: replace(task, data=federation(SIZES, seed=1)),
+            "the data of 'blobs' are not those that the run in .* began with",
+        ),
         (lambda task: replace(task, data=moved(task.data)), "the data of 'blobs' are not those"),
-        (lambda task: replace(task, score=absolute), r"task\.score was \"top1\" and is now \"absolute\""),
-        (lambda task: replace(task, loss=absolute), r"task\.loss was \"cross_entropy\" and is now \"absolute\""),
+        (
+            lambda task: replace(task, score=absolute),
+            r"task\.score was \"top1\" and is now \"absolute\"",
+        ),
+        (
+            lambda task: replace(task, loss=absolute),
+            r"task\.loss was \"cross_entropy\" and is now \"absolute\"",
+        ),
     ],
 )
-def test_another_experiment_is_not_gone_on_with(change: Callable[[Task], Task], said: str, tmp_path: Path) -> None:
+def test_another_experiment_is_not_gone_on_with(
+    change: Callable[[Task], Task], said: str, tmp_path: Path
+) -> None:
     task = Task(linear, federation(SIZES))
     settings: dict[str, Any] = {"rounds": 4, "engine": "sequential", "device": "cpu"}
     with pytest.raises(Interrupted):
         rota.run([task], out=tmp_path / "run", watch=stop_after(2, KeyboardInterrupt()), **settings)
-    before = {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()}
+    before = {
+        path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()
+    }
     with pytest.raises(BadInput, match=said):
         rota.run([change(task)], out=tmp_path / "run", resume=True, **settings)
-    assert {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()
+    } == before
     assert len(rota.run([task], out=tmp_path / "run", resume=True, **settings).records) == 4
 
 
@@ -601,7 +796,9 @@ def test_numpys_numbers_are_numbers(tmp_path: Path) -> None:
     def run(name: str, whole: Any, real: Any) -> str:
         task = Task(network, federation(SIZES), lr=real(0.5), batch=whole(4))
         sampler, server = rota.sampling.Uniform(budget=whole(2)), Yogi(lr=real(0.25))
-        rota.run([task], sampler, server=server, rounds=whole(2), seed=whole(3), out=tmp_path / name)
+        rota.run(
+            [task], sampler, server=server, rounds=whole(2), seed=whole(3), out=tmp_path / name
+        )
         return (tmp_path / name / "config.toml").read_text()
 
     assert run("numpy", np.int64, np.float32) == run("plain", int, float)
@@ -612,14 +809,24 @@ def test_numbers_for_each_client_are_part_of_the_configuration(tmp_path: Path) -
     settings: dict[str, Any] = {"rounds": 2, "device": "cpu", "out": tmp_path / "run"}
     task = Task(network, federation([5, 6, 7]), batch=4)
     rota.run([task], Gvr(2, (1, 2, 1), uploads=(0.9, 0.9, 2.0)), **settings)
-    with pytest.raises(BadInput, match=r"sampler\.processors was \[1, 2, 1\] and is now \[3, 3, 3\]"):
+    with pytest.raises(
+        BadInput, match=r"sampler\.processors was \[1, 2, 1\] and is now \[3, 3, 3\]"
+    ):
         rota.run([task], Gvr(2, (3, 3, 3), uploads=(0.9, 0.9, 2.0)), resume=True, **settings)
 
 
 # ---- the process dies, without time for anything
 
 
-OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
+OPERATIONS = {
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "shutil.rmtree",
+}
 
 
 def die_at(operation: int, torn: bool, experiment: Experiment, folder: Path) -> int:
@@ -682,7 +889,9 @@ def test_killed_at_every_file_operation(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("every_round")
-def test_nothing_counts_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_counts_before_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For when the power fails: what gets its final name is synced, whole, and so are the lines that a checkpoint relies on."""
     synced: dict[int, int] = {}
     renamed = []
@@ -719,7 +928,9 @@ def test_half_a_line(tmp_path: Path, unbroken: dict[str, Any]) -> None:
     for length in (0, 1, len(lines[2]) // 2, len(lines[2]) - 1, len(lines[2]), len(lines[2]) + 5):
         folder = tmp_path / str(length)
         shutil.copytree(tmp_path / "run", folder)
-        (folder / "rounds.jsonl").write_bytes(b"".join([*lines[:2], (lines[2] + lines[3])[:length]]))
+        (folder / "rounds.jsonl").write_bytes(
+            b"".join([*lines[:2], (lines[2] + lines[3])[:length]])
+        )
         play(experiment, out=folder, resume=True)
         assert contents(folder) == unbroken
 
@@ -728,11 +939,14 @@ def test_half_a_line(tmp_path: Path, unbroken: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, every_round: None) -> Path:  # noqa: ARG001
+def stopped(tmp_path: Path, every_round: None) -> Path:
     """`make()` stopped after its third round, with checkpoints of rounds 2 and 3."""
     with pytest.raises(Interrupted):
         play(make(), out=tmp_path / "run", watch=stop_after(3, KeyboardInterrupt()))
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir()) == ["00000002", "00000003"]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir()) == [
+        "00000002",
+        "00000003",
+    ]
     return tmp_path / "run"
 
 
@@ -762,7 +976,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_checkpoint(
-    stopped: Path, unbroken: dict[str, Any], caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+    stopped: Path,
+    unbroken: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
 ) -> None:
     """The one before is taken, and said so; its own round is saved anew."""
     damage(stopped / "checkpoint" / "00000003")
@@ -782,7 +999,9 @@ def test_damaged_checkpoint(
 def test_any_damage_is_noticed(place: Path, data: st.DataObject) -> None:
     """Every byte of a checkpoint but its wall-clock time matters: a flipped bit or a lost end never goes unnoticed."""
     shutil.rmtree(place, ignore_errors=True)
-    state = State(1, [Weights(torch.arange(4.0), torch.empty(0))], {"p": np.arange(3)}, {}, [{}], 1.5, 7, 8)
+    state = State(
+        1, [Weights(torch.arange(4.0), torch.empty(0))], {"p": np.arange(3)}, {}, [{}], 1.5, 7, 8
+    )
     checkpoint.save(place, state, 0.0)
     path = place / "00000001" / data.draw(st.sampled_from(["state.safetensors", "state.json"]))
     content = bytearray(path.read_bytes())
@@ -800,18 +1019,26 @@ def test_any_damage_is_noticed(place: Path, data: st.DataObject) -> None:
         logging.disable(logging.NOTSET)
 
 
-def test_no_checkpoint_is_whole(stopped: Path, unbroken: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_no_checkpoint_is_whole(
+    stopped: Path, unbroken: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """Then the run starts again from its beginning: slower, but the same."""
     for name in ("00000002", "00000003"):
         os.truncate(stopped / "checkpoint" / name / "state.safetensors", 100)
     play(make(), out=stopped, resume=True)
-    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["going on from round 0"] * 2
+    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == [
+        "going on from round 0"
+    ] * 2
     assert contents(stopped) == unbroken
 
 
 def test_half_deleted_old_checkpoint(stopped: Path, unbroken: dict[str, Any]) -> None:
     """A kill while an old checkpoint is being deleted, or a new one being written, leaves pieces: passed over, then removed."""
-    for name, missing in (("00000001", "state.json"), ("00000000", "state.safetensors"), (".00000009.part", "state.json")):
+    for name, missing in (
+        ("00000001", "state.json"),
+        ("00000000", "state.safetensors"),
+        (".00000009.part", "state.json"),
+    ):
         shutil.copytree(stopped / "checkpoint" / "00000002", stopped / "checkpoint" / name)
         (stopped / "checkpoint" / name / missing).unlink()
     play(make(), out=stopped, resume=True)
@@ -825,7 +1052,9 @@ def test_lost_lines(stopped: Path, kept: int) -> None:
     lines = (stopped / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     (stopped / "rounds.jsonl").write_bytes(b"".join(lines[:kept]))
     for _ in range(2):
-        with pytest.raises(BadInput, match=rf"rounds\.jsonl has {kept} lines, but the checkpoint is of round 3"):
+        with pytest.raises(
+            BadInput, match=rf"rounds\.jsonl has {kept} lines, but the checkpoint is of round 3"
+        ):
             play(make(), out=stopped, resume=True)
     (stopped / "rounds.jsonl").write_bytes(b"".join(lines))
     play(make(), out=stopped, resume=True)
@@ -841,9 +1070,15 @@ def test_damaged_line(stopped: Path) -> None:
 def test_another_model_in_the_checkpoint(stopped: Path) -> None:
     """Where the words for two networks are the same, their sizes still tell them apart."""
     config = (stopped / "config.toml").read_text()
-    tasks = [replace(make().tasks[0], model=lambda shape, classes: network(shape, classes + 1)), make().tasks[1]]
+    tasks = [
+        replace(make().tasks[0], model=lambda shape, classes: network(shape, classes + 1)),
+        make().tasks[1],
+    ]
     other = make(tasks=tasks)
-    with Folder.reopen(stopped, experiments.describe(make())) as folder, pytest.raises(BadInput, match="holds other models"):
+    with (
+        Folder.reopen(stopped, experiments.describe(make())) as folder,
+        pytest.raises(BadInput, match="holds other models"),
+    ):
         folder.read_state(play(replace(other, rounds=1)).state)
     assert (stopped / "config.toml").read_text() == config
     assert len(list((stopped / "checkpoint").iterdir())) == 2
@@ -851,7 +1086,9 @@ def test_another_model_in_the_checkpoint(stopped: Path) -> None:
 
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("victim", ["tensors", "line"])
-def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: dict[str, Any], victim: str) -> None:
+def test_disk_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: dict[str, Any], victim: str
+) -> None:
     """The run fails, the last good checkpoint stays, and with room on the disk it goes on."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     append, save_file = Folder.append, checkpoint.save_file
@@ -859,7 +1096,9 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: di
     def no_room_for_the_line(self: Folder, record: Record) -> None:
         append(self, record)
         if record["round"] == 3:
-            os.truncate(self.path / "rounds.jsonl", (self.path / "rounds.jsonl").stat().st_size - 30)
+            os.truncate(
+                self.path / "rounds.jsonl", (self.path / "rounds.jsonl").stat().st_size - 30
+            )
             raise full
 
     def no_room_for_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -875,7 +1114,11 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: di
             patch.setattr(checkpoint, "save_file", no_room_for_tensors)
         with pytest.raises((OSError, SafetensorError), match="No space left"):
             play(make(), out=tmp_path / "run")
-    good = [path.name for path in sorted((tmp_path / "run" / "checkpoint").iterdir()) if not path.name.startswith(".")]
+    good = [
+        path.name
+        for path in sorted((tmp_path / "run" / "checkpoint").iterdir())
+        if not path.name.startswith(".")
+    ]
     assert good == ["00000001", "00000002"]
     play(make(), out=tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == unbroken
@@ -892,7 +1135,9 @@ def test_new_folder(tmp_path: Path) -> None:
     refuse_used(tmp_path)
     with Folder.create(tmp_path, {"rounds": 1}):
         assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
-    with pytest.raises(BadInput, match="already in use: add --resume to go on with it, or choose another --out"):
+    with pytest.raises(
+        BadInput, match="already in use: add --resume to go on with it, or choose another --out"
+    ):
         refuse_used(tmp_path)
     (tmp_path / "config.toml").rename(tmp_path / "notes.txt")
     with pytest.raises(BadInput, match="already in use: choose another --out"):
@@ -900,15 +1145,25 @@ def test_new_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is a file: choose another --out"):
         refuse_used(tmp_path / "notes.txt")
     with (
-        pytest.raises(BadInput, match=r"cannot write to the output folder .*notes.txt/run \(Not a directory\)"),
+        pytest.raises(
+            BadInput, match=r"cannot write to the output folder .*notes.txt/run \(Not a directory\)"
+        ),
         Folder.create(tmp_path / "notes.txt" / "run", {}),
     ):
         pass
 
 
 def test_resume_says_what_differs(tmp_path: Path) -> None:
-    made = {"rounds": 3, "target": 0.5, "sampler": {"name": "uniform", "budget": 5.0}, "task": [{"lr": 0.1}, {"lr": 0.1, "sizes": [1, 2]}]}
-    with pytest.raises(BadInput, match=r"no run to resume in .*: leave --resume out"), Folder.reopen(tmp_path, made):
+    made = {
+        "rounds": 3,
+        "target": 0.5,
+        "sampler": {"name": "uniform", "budget": 5.0},
+        "task": [{"lr": 0.1}, {"lr": 0.1, "sizes": [1, 2]}],
+    }
+    with (
+        pytest.raises(BadInput, match=r"no run to resume in .*: leave --resume out"),
+        Folder.reopen(tmp_path, made),
+    ):
         pass
     with Folder.create(tmp_path, made):
         pass
@@ -920,11 +1175,19 @@ def test_resume_says_what_differs(tmp_path: Path) -> None:
 
     assert "(rounds was 3 and is now 4)" in refusal(rounds=4)
     assert str(tmp_path / "config.toml") in refusal(rounds=4)
-    assert "(task.1.lr was 0.1 and is now 0.2)" in refusal(task=[{"lr": 0.1}, {"lr": 0.2, "sizes": [1, 2]}])
-    assert "(task.1.sizes was [1, 2] and is now [1])" in refusal(task=[{"lr": 0.1}, {"lr": 0.1, "sizes": [1]}])
-    assert '(sampler.name was "uniform" and is now "full", sampler.budget was 5.0 and is now not set)' in refusal(sampler={"name": "full"})
-    assert "(rounds was 3 and is now 1, target was 0.5 and is now 0.1, seed was not set and is now 2 and 1 more)" in refusal(
-        rounds=1, target=0.1, seed=2, evaluate=5
+    assert "(task.1.lr was 0.1 and is now 0.2)" in refusal(
+        task=[{"lr": 0.1}, {"lr": 0.2, "sizes": [1, 2]}]
+    )
+    assert "(task.1.sizes was [1, 2] and is now [1])" in refusal(
+        task=[{"lr": 0.1}, {"lr": 0.1, "sizes": [1]}]
+    )
+    assert (
+        '(sampler.name was "uniform" and is now "full", sampler.budget was 5.0 and is now not set)'
+        in refusal(sampler={"name": "full"})
+    )
+    assert (
+        "(rounds was 3 and is now 1, target was 0.5 and is now 0.1, seed was not set and is now 2 and 1 more)"
+        in refusal(rounds=1, target=0.1, seed=2, evaluate=5)
     )
     # the same values in other words are the same configuration
     text = (tmp_path / "config.toml").read_text()
@@ -943,7 +1206,11 @@ def hold(folder: Path, ready: Any, done: Any) -> None:
 
 def test_one_process_a_folder(tmp_path: Path) -> None:
     """Another process is told so; a killed one leaves no lock behind."""
-    with Folder.create(tmp_path, {}), pytest.raises(BadInput, match="another process is running in"), Folder.reopen(tmp_path, {}):
+    with (
+        Folder.create(tmp_path, {}),
+        pytest.raises(BadInput, match="another process is running in"),
+        Folder.reopen(tmp_path, {}),
+    ):
         pass
     context = multiprocessing.get_context("forkserver")
     ready, done = context.Event(), context.Event()
@@ -951,7 +1218,10 @@ def test_one_process_a_folder(tmp_path: Path) -> None:
     other.start()
     assert ready.wait(60)
     with (
-        pytest.raises(BadInput, match=r"another process is running in .*: wait until it ends, or choose another --out"),
+        pytest.raises(
+            BadInput,
+            match=r"another process is running in .*: wait until it ends, or choose another --out",
+        ),
         Folder.reopen(tmp_path, {}),
     ):
         pass

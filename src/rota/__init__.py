@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rota import data, estimate, models, sampling
-    from rota.availability import Availability
     from rota.data import Federation, from_clients, partition
     from rota.engine import Devices
     from rota.errors import BadInput
-    from rota.experiment import Run, run
     from rota.loop import Experiment
     from rota.plan import Chunk, Plan, Seen, Task
+    from rota.running.experiment import Run, run
+    from rota.world.availability import Availability
 
 __all__ = [
     "Availability",
@@ -35,11 +35,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "rota.availability": ["Availability"],
+    "rota.world.availability": ["Availability"],
     "rota.data": ["Federation", "from_clients", "partition"],
     "rota.engine": ["Devices"],
     "rota.errors": ["BadInput"],
-    "rota.experiment": ["Run", "run"],
+    "rota.running.experiment": ["Run", "run"],
     "rota.loop": ["Experiment"],
     "rota.plan": ["Chunk", "Plan", "Seen", "Task"],
 }

@@ -38,7 +38,11 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
         or difflib.get_close_matches(word, known, n=1)
     )
     *others, last = [f"'{each}'" for each in near] or [""]
-    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else f"known: {', '.join(known)}"
+    return (
+        f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+        if near
+        else f"known: {', '.join(known)}"
+    )
 
 
 def what_and_where(error: BaseException) -> str:
@@ -52,5 +56,9 @@ def not_a_clients(error: Exception) -> bool:
     """Whether an error in a client's work is to end the run: this machine has no memory left (torch has a class for it on a GPU, and words
     on a CPU), or ROTA_DEBUG asks for the traceback.
     """
-    full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    full = (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
     return full or bool(os.environ.get("ROTA_DEBUG"))

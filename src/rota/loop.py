@@ -20,16 +20,16 @@ import numpy as np
 
 from rota import plan as nouns
 from rota import rng
-from rota.availability import Availability
 from rota.data.federation import Array
 from rota.engine import Devices, Engine
 from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
-from rota.metrics import Meter
 from rota.plan import Seen, Task, admit, checked
 from rota.probe import Setting, price, probe
-from rota.record import Record, record, same_score
+from rota.running.record import Record, record, same_score
 from rota.sampling import Sampler
+from rota.sampling.metrics import Meter
 from rota.weights import Weights
+from rota.world.availability import Availability
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Experiment:
     target: float | None = None
     """Stop once every model's accuracy is at least this."""
     metrics: Sequence[str] = ()
-    """What is also measured of the sampler in every round (rota.metrics), at no cost to the run."""
+    """What is also measured of the sampler in every round (rota.sampling.metrics), at no cost to the run."""
 
     @cached_property
     def shares(self) -> Array:
@@ -86,7 +86,10 @@ class State:
     @property
     def nbytes(self) -> int:
         """What the server holds between rounds."""
-        tensors = [*self.estimator.values(), *(t for moments in self.server for t in moments.values())]
+        tensors = [
+            *self.estimator.values(),
+            *(t for moments in self.server for t in moments.values()),
+        ]
         arrays = [*self.sampler.values(), *self.availability.values()]
         return sum(int(each.nbytes) for each in [*self.models, *arrays, *tensors])
 
@@ -104,16 +107,24 @@ def begin(experiment: Experiment, engine: Engine) -> State:
     )
 
 
-def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | None = None) -> tuple[State, Record]:
+def play(
+    experiment: Experiment, engine: Engine, state: State, meter: Meter | None = None
+) -> tuple[State, Record]:
     """One round: the new state, and what is written of it, with what `meter` says."""
     now, sampler, estimator = state.round + 1, experiment.sampler, experiment.estimator
-    shares, availability = experiment.availability.step(state.availability, experiment.shares, experiment.seed, now)
+    shares, availability = experiment.availability.step(
+        state.availability, experiment.shares, experiment.seed, now
+    )
     pace = experiment.pace(now)
     setting = Setting(engine, estimator, state.models, now, experiment.seed, pace)
     memory, recalled, asked = probe(setting, sampler, state.sampler, shares, state.estimator)
-    plan = checked(sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now))), shares)
+    plan = checked(
+        sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now))), shares
+    )
 
-    seen = Seen.nothing(len(plan), updates=getattr(sampler, "updates", False), pace=pace[plan.model])
+    seen = Seen.nothing(
+        len(plan), updates=getattr(sampler, "updates", False), pace=pace[plan.model]
+    )
     correction = estimator.correction(recalled, plan) if isinstance(estimator, Correcting) else None
     sums = estimator.begin(recalled, state.models, plan)
     for chunk in engine.train(state.models, plan, now, correction):
@@ -135,13 +146,25 @@ def play(experiment: Experiment, engine: Engine, state: State, meter: Meter | No
         bytes_down=state.bytes_down + cost.bytes_down,
     )
     test = now % experiment.evaluate == 0 or now == experiment.rounds
-    totals: Record = {"seconds": new.seconds, "client_seconds": cost.client_seconds, "bytes_up": new.bytes_up, "bytes_down": new.bytes_down}
-    totals |= {"server_bytes": new.nbytes, **(meter(memory, shares, state.models, now) if meter else {})}
+    totals: Record = {
+        "seconds": new.seconds,
+        "client_seconds": cost.client_seconds,
+        "bytes_up": new.bytes_up,
+        "bytes_down": new.bytes_down,
+    }
+    totals |= {
+        "server_bytes": new.nbytes,
+        **(meter(memory, shares, state.models, now) if meter else {}),
+    }
     scores = engine.evaluate(models) if test else None
-    return new, record(now, experiment.names, plan, seen, scores, totals, asked, same_score(experiment.tasks))
+    return new, record(
+        now, experiment.names, plan, seen, scores, totals, asked, same_score(experiment.tasks)
+    )
 
 
-def apply(server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]) -> tuple[list[Weights], list[Tensors]]:
+def apply(
+    server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]
+) -> tuple[list[Weights], list[Tensors]]:
     """Every model one server step further; a model of which nothing is known stays as it is."""
     new_models, new_states = [], []
     for model, (update, buffers), state in zip(models, estimates, states, strict=True):

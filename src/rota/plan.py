@@ -109,22 +109,42 @@ class Plan:
 def checked(plan: Plan, shares: Array) -> Plan:
     """The plan, if it is one: a sampler of the user's own may draw anything."""
     if not isinstance(plan, Plan):
-        raise BadInput(f"the sampler draws a {type(plan).__name__}: its draw must return a rota.Plan")
+        raise BadInput(
+            f"the sampler draws a {type(plan).__name__}: its draw must return a rota.Plan"
+        )
     for name, column in vars(plan).items():
-        if not isinstance(column, np.ndarray) or column.shape != np.shape(plan.client) or column.ndim != 1:
-            raise BadInput(f"the sampler's plan has no row of numbers for '{name}': give four arrays of one length")
+        if (
+            not isinstance(column, np.ndarray)
+            or column.shape != np.shape(plan.client)
+            or column.ndim != 1
+        ):
+            raise BadInput(
+                f"the sampler's plan has no row of numbers for '{name}': give four arrays of one length"
+            )
     for name, number in (("client", shares.shape[1]), ("model", shares.shape[0])):
         column = getattr(plan, name)
         if column.dtype.kind not in "iu" or ((column < 0) | (column >= number)).any():
-            raise BadInput(f"the sampler's plan has a wrong '{name}': give whole numbers from 0 to {number - 1}")
+            raise BadInput(
+                f"the sampler's plan has a wrong '{name}': give whole numbers from 0 to {number - 1}"
+            )
     if not (shares[plan.model, plan.client] > 0).all():
         row = int(np.argmin(shares[plan.model, plan.client] > 0))
         where = f"client {plan.client[row]} for model {plan.model[row]}"
-        raise BadInput(f"the sampler draws {where}, of which it has no data or cannot be reached: draw where shares are above 0")
-    if not np.isfinite(plan.weight).all() or (plan.probability <= 0).any() or (plan.probability > 1 + 1e-6).any():
-        raise BadInput("the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1 (NaN where not known)")
+        raise BadInput(
+            f"the sampler draws {where}, of which it has no data or cannot be reached: draw where shares are above 0"
+        )
+    if (
+        not np.isfinite(plan.weight).all()
+        or (plan.probability <= 0).any()
+        or (plan.probability > 1 + 1e-6).any()
+    ):
+        raise BadInput(
+            "the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1 (NaN where not known)"
+        )
     if len(np.unique(plan.model * shares.shape[1] + plan.client)) < len(plan):
-        raise BadInput("the sampler draws a client twice for one model: give it one row of twice the weight")
+        raise BadInput(
+            "the sampler draws a client twice for one model: give it one row of twice the weight"
+        )
     return plan
 
 
@@ -181,14 +201,19 @@ NOT_FINITE = "the update is not finite"
 
 def admit(chunk: Chunk) -> Chunk:
     """Turn rows that cannot be used into failed rows, with the reason."""
-    finite = np.isfinite(chunk.norm)  # which may overflow where no entry does, so what it doubts is looked at
+    finite = np.isfinite(
+        chunk.norm
+    )  # which may overflow where no entry does, so what it doubts is looked at
     if not finite.all():
         finite |= torch.isfinite(chunk.update).all(dim=1).cpu().numpy()
     if chunk.buffers.shape[1]:
         finite &= torch.isfinite(chunk.buffers).all(dim=1).cpu().numpy()
     if finite.all():
         return chunk
-    reason = [old if fine or old else NOT_FINITE for old, fine in zip(chunk.reason, finite.tolist(), strict=True)]
+    reason = [
+        old if fine or old else NOT_FINITE
+        for old, fine in zip(chunk.reason, finite.tolist(), strict=True)
+    ]
     return replace(chunk, reason=reason)
 
 
@@ -213,7 +238,9 @@ class Seen:
     @classmethod
     def nothing(cls, rows: int, updates: bool = False, pace: Array | float = 1.0) -> Seen:
         norm, loss, examples, seconds = np.full((4, rows), np.nan)
-        return cls(norm, loss, examples, seconds, ["no reply"] * rows, {} if updates else None, pace)
+        return cls(
+            norm, loss, examples, seconds, ["no reply"] * rows, {} if updates else None, pace
+        )
 
     @property
     def ok(self) -> Array:
@@ -230,4 +257,10 @@ class Seen:
         for row, reason in zip(chunk.rows, chunk.reason, strict=True):
             self.reason[row] = reason
         if self.update is not None:
-            self.update |= dict(zip(rows.tolist(), chunk.update[torch.from_numpy(ok).to(chunk.update.device)], strict=True))
+            self.update |= dict(
+                zip(
+                    rows.tolist(),
+                    chunk.update[torch.from_numpy(ok).to(chunk.update.device)],
+                    strict=True,
+                )
+            )

@@ -84,7 +84,9 @@ class Setting(NamedTuple):
         }[what]
 
 
-def probe(setting: Setting, sampler: Sampler, memory: State, shares: Array, recalled: Tensors) -> tuple[State, Tensors, Asked | None]:
+def probe(
+    setting: Setting, sampler: Sampler, memory: State, shares: Array, recalled: Tensors
+) -> tuple[State, Tensors, Asked | None]:
     """Ask what the sampler wants to know before it draws: its state with the answers in it, and the estimator's, which may learn from
     them too; and what was asked of clients, to be paid for.
     """
@@ -96,15 +98,21 @@ def probe(setting: Setting, sampler: Sampler, memory: State, shares: Array, reca
     answers = Seen.nothing(len(rows), updates=what == "update", pace=pace[rows.model])
     if what == "expected":
         if not isinstance(estimator, Expecting):
-            raise BadInput(f"the sampler asks what the estimator expects, which a {type(estimator).__name__} cannot say: take stale-vre")
+            raise BadInput(
+                f"the sampler asks what the estimator expects, which a {type(estimator).__name__} cannot say: take stale-vre"
+            )
         answers.norm, answers.reason = estimator.expected(recalled, rows), [""] * len(rows)
         return sampler.hear(memory, rows, answers), recalled, None
     if what == "loss":
         answers.loss, answers.examples = engine.losses(models, rows, now, question.examples)
-        answers.reason = ["" if fine else "the loss is not finite" for fine in np.isfinite(answers.loss).tolist()]
+        answers.reason = [
+            "" if fine else "the loss is not finite" for fine in np.isfinite(answers.loss).tolist()
+        ]
         answers.loss[~answers.ok] = np.nan
     else:
-        correction = estimator.correction(recalled, rows) if isinstance(estimator, Correcting) else None
+        correction = (
+            estimator.correction(recalled, rows) if isinstance(estimator, Correcting) else None
+        )
         for chunk in map(admit, engine.train(models, rows, now, correction)):
             norm = None
             if isinstance(estimator, Recalling):
@@ -122,10 +130,26 @@ def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost
     rows, what, answers = asked.question.rows, asked.question.what, asked.answers
     before, after = setting.work(what)
     seconds, computing, up, down = _bill(setting, rows, answers, before)
-    numbers = setting.estimator.numbers if isinstance(setting.estimator, Recalling) and what == "norm" else 1
-    first = _cost(rows, seconds, computing, up if any(before.up) else NUMBER * numbers * _answered(answers), down)
+    numbers = (
+        setting.estimator.numbers
+        if isinstance(setting.estimator, Recalling) and what == "norm"
+        else 1
+    )
+    first = _cost(
+        rows,
+        seconds,
+        computing,
+        up if any(before.up) else NUMBER * numbers * _answered(answers),
+        down,
+    )
     known = np.isin(_pairs(plan, setting.models), _pairs(rows, setting.models))
-    then = _cost(plan, *(np.where(known, *both) for both in zip(_bill(setting, plan, seen, after), new, strict=True)))
+    then = _cost(
+        plan,
+        *(
+            np.where(known, *both)
+            for both in zip(_bill(setting, plan, seen, after), new, strict=True)
+        ),
+    )
     return Cost(
         first.seconds + then.seconds,
         first.client_seconds + then.client_seconds,
@@ -134,11 +158,18 @@ def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost
     )
 
 
-def _bill(setting: Setting, plan: Plan, seen: Seen, work: Work) -> tuple[Array, Array, Array, Array]:
+def _bill(
+    setting: Setting, plan: Plan, seen: Seen, work: Work
+) -> tuple[Array, Array, Array, Array]:
     """Each row's seconds, those of its computing alone, and its bytes up (none where it could not train) and down."""
-    up, down = (np.array([load.nbytes(model) for model in setting.models], np.int64)[plan.model] for load in (work.up, work.down))
+    up, down = (
+        np.array([load.nbytes(model) for model in setting.models], np.int64)[plan.model]
+        for load in (work.up, work.down)
+    )
     plain = Work(1, Load(1), Load(1))
-    seconds = seen.seconds if work == plain else _seconds(setting, plan, seen.examples, work)  # which may be measured
+    seconds = (
+        seen.seconds if work == plain else _seconds(setting, plan, seen.examples, work)
+    )  # which may be measured
     computing = _seconds(setting, plan, seen.examples, Work(work.training))
     return seconds, computing, up * _answered(seen), down
 
@@ -150,7 +181,12 @@ def _answered(seen: Seen) -> Array:
 
 def _cost(plan: Plan, seconds: Array, computing: Array, up: Array, down: Array) -> Cost:
     by_client = np.bincount(plan.client, np.nan_to_num(seconds))
-    return Cost(float(by_client.max(initial=0.0)), float(np.nansum(computing)), int(up.sum()), int(down.sum()))
+    return Cost(
+        float(by_client.max(initial=0.0)),
+        float(np.nansum(computing)),
+        int(up.sum()),
+        int(down.sum()),
+    )
 
 
 def _pairs(plan: Plan, models: list[Weights]) -> Array:
@@ -163,5 +199,7 @@ def _seconds(setting: Setting, plan: Plan, examples: Array, work: Work) -> Array
     for s in np.unique(plan.model).tolist():
         rows = np.flatnonzero(plan.model == s)
         nbytes = work.down.nbytes(setting.models[s]) + work.up.nbytes(setting.models[s])
-        out[rows] = setting.engine.seconds(s, plan.client[rows], work.training * examples[rows], nbytes)
+        out[rows] = setting.engine.seconds(
+            s, plan.client[rows], work.training * examples[rows], nbytes
+        )
     return out

@@ -34,7 +34,11 @@ def key(seed: int, *address: int | str) -> int:
     """Fold a seed and an address into one 64-bit key. Order matters; words are hashed as text, numbers as themselves."""
     folded = _mix((int(seed) + GOLDEN) & MASK)  # numpy's whole numbers would overflow
     for part in address:
-        word = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little") if isinstance(part, str) else int(part)
+        word = (
+            int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
+            if isinstance(part, str)
+            else int(part)
+        )
         folded = _mix((folded + GOLDEN * ((word & MASK) + 1)) & MASK)
     return folded
 
@@ -74,7 +78,9 @@ def fold(keys: Tensor, word: int | Tensor) -> Tensor:
 
 def bits(keys: Tensor, n: int) -> Tensor:
     """Random words 0..n-1 of every key: int64 of shape [*keys.shape, n]."""
-    return _mix_words(keys.unsqueeze(-1) + torch.arange(1, n + 1, device=keys.device) * _signed(GOLDEN))
+    return _mix_words(
+        keys.unsqueeze(-1) + torch.arange(1, n + 1, device=keys.device) * _signed(GOLDEN)
+    )
 
 
 def uniform(keys: Tensor, n: int) -> Tensor:

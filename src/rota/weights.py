@@ -42,15 +42,23 @@ def read(module: nn.Module) -> Weights:
 def load(module: nn.Module, weights: Weights) -> None:
     """Copy a state into a module."""
     with torch.no_grad():
-        for flat, tensors in ((weights.params, list(module.parameters())), (weights.buffers, [b for _, b in _buffers(module)])):
-            for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        for flat, tensors in (
+            (weights.params, list(module.parameters())),
+            (weights.buffers, [b for _, b in _buffers(module)]),
+        ):
+            for tensor, piece in zip(
+                tensors, flat.split([t.numel() for t in tensors]), strict=True
+            ):
                 tensor.copy_(piece.view_as(tensor))
 
 
 def named(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
     """The state as named tensors (views), as in the module's own state_dict."""
     out: dict[str, Tensor] = {}
-    for flat, pairs in ((weights.params, list(module.named_parameters())), (weights.buffers, _buffers(module))):
+    for flat, pairs in (
+        (weights.params, list(module.named_parameters())),
+        (weights.buffers, _buffers(module)),
+    ):
         pieces = flat.split([t.numel() for _, t in pairs])
         out |= {name: piece.view_as(t) for (name, t), piece in zip(pairs, pieces, strict=True)}
     return out

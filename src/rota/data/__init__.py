@@ -46,7 +46,9 @@ _NEEDED: dict[str, Callable[[], bool]] = {
     "mnist": lambda: files.at_hand("mnist", MNIST),
     "fashion-mnist": lambda: files.at_hand("fashion-mnist", FASHION_MNIST),
     "cifar10": lambda: files.at_hand("cifar10", BATCHES) or files.at_hand("cifar10", (ARCHIVE,)),
-    "mnist-writers": lambda: files.at_hand("mnist", MNIST) and files.at_hand("qmnist-writers", WRITERS),
+    "mnist-writers": lambda: (
+        files.at_hand("mnist", MNIST) and files.at_hand("qmnist-writers", WRITERS)
+    ),
     "femnist": femnist_at_hand,
     "shakespeare": lambda: files.at_hand("shakespeare", PLAYS),
     "heart": lambda: files.at_hand("heart-disease-4-hospitals", HEART),

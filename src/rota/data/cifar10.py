@@ -29,13 +29,18 @@ BATCHES = tuple(
 ARCHIVE = files.Remote(
     "cifar-10-binary.tar.gz",
     ("c32a1d4ab5d03f1284b67883e8d87530",),
-    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "https://cave.cs.toronto.edu/kriz/cifar-10-binary.tar.gz"),
+    (
+        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        "https://cave.cs.toronto.edu/kriz/cifar-10-binary.tar.gz",
+    ),
 )
 MEAN = (0.4914, 0.4822, 0.4465)  # of the training images' red, green and blue
 DEVIATION = (0.2470, 0.2435, 0.2616)
 
 
-def cifar10(partition: Partition | None = None, matched_test: bool = False, seed: int = 0) -> Federation:
+def cifar10(
+    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+) -> Federation:
     """CIFAR-10: 50,000 colour photographs of 32x32 pixels in 10 classes, and 10,000 for testing.
 
     x is float32 [n, 3, 32, 32], each channel with mean 0 and deviation 1. 100 clients share the training images evenly,
@@ -43,7 +48,14 @@ def cifar10(partition: Partition | None = None, matched_test: bool = False, seed
     """
     batches = _batches()
     parts = _examples(b"".join(batches[:5])), _examples(batches[5])
-    return federate("cifar10", *parts, partition or partitions.iid(), classes=10, matched_test=matched_test, seed=seed)
+    return federate(
+        "cifar10",
+        *parts,
+        partition or partitions.iid(),
+        classes=10,
+        matched_test=matched_test,
+        seed=seed,
+    )
 
 
 def _batches() -> list[bytes]:
@@ -59,8 +71,13 @@ def _batches() -> list[bytes]:
             if stream:
                 members[name] = stream.read()
     for batch in BATCHES:
-        if hashlib.md5(members.get(batch.name, b""), usedforsecurity=False).hexdigest() not in batch.md5:
-            raise BadInput(f"{batch.name} in {path} is missing or damaged: remove the archive to have it downloaded again")
+        if (
+            hashlib.md5(members.get(batch.name, b""), usedforsecurity=False).hexdigest()
+            not in batch.md5
+        ):
+            raise BadInput(
+                f"{batch.name} in {path} is missing or damaged: remove the archive to have it downloaded again"
+            )
     return [members[batch.name] for batch in BATCHES]
 
 

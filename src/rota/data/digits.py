@@ -11,7 +11,9 @@ from rota.data.federation import Examples, Federation, Partition, federate
 from rota.data.owners import part, split
 
 
-def digits(partition: Partition | None = None, matched_test: bool = False, seed: int = 0) -> Federation:
+def digits(
+    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+) -> Federation:
     """1,797 handwritten digits of 8x8 pixels; needs no files.
 
     x is float32 [n, 1, 8, 8] in 0..1. A random fifth of each class is for testing, and 20 clients share the rest evenly,
@@ -23,4 +25,11 @@ def digits(partition: Partition | None = None, matched_test: bool = False, seed:
     x = torch.from_numpy((pixels / 16).astype(np.float32)).view(-1, 1, 8, 8)
     y = torch.from_numpy(labels.astype(np.int64))
     parts = part(Examples(x, y), split(labels, rng.generator(rng.key(seed, "split", "digits"))))
-    return federate("digits", *parts, partition or partitions.iid(clients=20), classes=10, matched_test=matched_test, seed=seed)
+    return federate(
+        "digits",
+        *parts,
+        partition or partitions.iid(clients=20),
+        classes=10,
+        matched_test=matched_test,
+        seed=seed,
+    )

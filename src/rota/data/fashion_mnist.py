@@ -22,10 +22,19 @@ FILES = idx.remotes(
 )
 
 
-def fashion_mnist(partition: Partition | None = None, matched_test: bool = False, seed: int = 0) -> Federation:
+def fashion_mnist(
+    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+) -> Federation:
     """Fashion-MNIST: 60,000 pictures of clothes of 28x28 pixels in 10 classes, and 10,000 for testing.
 
     x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless `partition` says otherwise.
     """
     parts = idx.images(FOLDER, FILES)
-    return federate("fashion-mnist", *parts, partition or partitions.iid(), classes=10, matched_test=matched_test, seed=seed)
+    return federate(
+        "fashion-mnist",
+        *parts,
+        partition or partitions.iid(),
+        classes=10,
+        matched_test=matched_test,
+        seed=seed,
+    )

@@ -94,7 +94,9 @@ class Federation:
     def __repr__(self) -> str:
         """In one line, without the examples."""
         examples = f"{len(self.train.y)} + {len(self.test.y)} examples of shape {self.shape}"
-        return f"Federation({self.name!r}, {self.clients} clients, {examples}, {self.classes} classes)"
+        return (
+            f"Federation({self.name!r}, {self.clients} clients, {examples}, {self.classes} classes)"
+        )
 
     @property
     def clients(self) -> int:
@@ -126,7 +128,14 @@ def shared(examples: Examples) -> Part:
 
 
 def federate(
-    name: str, train: Examples, test: Examples, partition: Partition, *, classes: int, matched_test: bool = False, seed: int = 0
+    name: str,
+    train: Examples,
+    test: Examples,
+    partition: Partition,
+    *,
+    classes: int,
+    matched_test: bool = False,
+    seed: int = 0,
 ) -> Federation:
     """Deal the training examples out with `partition`; the test examples stay shared.
 
@@ -136,7 +145,11 @@ def federate(
     part = pack(train, owner, clients)
     if not matched_test:
         return Federation(name, part, shared(test), classes)
-    owner = match(part.label_counts(classes), test.labels, rng.generator(rng.key(seed, "test partition", name)))
+    owner = match(
+        part.label_counts(classes),
+        test.labels,
+        rng.generator(rng.key(seed, "test partition", name)),
+    )
     return Federation(name, part, pack(test, owner, clients), classes)
 
 
@@ -176,19 +189,29 @@ def from_clients(
     packed = _concat(_pairs(train, "train"), "train")
     packed_test = _concat([test] if isinstance(test, tuple) else _pairs(test, "test"), "test")
     if packed_test.clients not in (1, packed.clients):
-        raise BadInput(f"test has {packed_test.clients} pairs and train {packed.clients}: give one that all share, or one for each client")
+        raise BadInput(
+            f"test has {packed_test.clients} pairs and train {packed.clients}: give one that all share, or one for each client"
+        )
     if packed_test.x.shape[1:] != packed.x.shape[1:]:
-        raise BadInput(f"test examples have shape {tuple(packed_test.x.shape[1:])}, training examples {tuple(packed.x.shape[1:])}")
+        raise BadInput(
+            f"test examples have shape {tuple(packed_test.x.shape[1:])}, training examples {tuple(packed.x.shape[1:])}"
+        )
     if classes is None:
-        classes = 0 if packed.y.is_floating_point() else int(max(packed.y.max(), packed_test.y.max())) + 1
+        classes = (
+            0 if packed.y.is_floating_point() else int(max(packed.y.max(), packed_test.y.max())) + 1
+        )
     return Federation(name, packed, packed_test, classes)
 
 
 def _pairs(given: Any, part: str) -> list[Any]:
     """One thing for each client, which should be a pair."""
-    takes = "give a list with one (x, y) pair for each client" + (", or one pair (a tuple) that all share" if part == "test" else "")
+    takes = "give a list with one (x, y) pair for each client" + (
+        ", or one pair (a tuple) that all share" if part == "test" else ""
+    )
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
-        raise BadInput(f"{part} is {'None' if given is None else f'a {type(given).__name__}'}: {takes}")
+        raise BadInput(
+            f"{part} is {'None' if given is None else f'a {type(given).__name__}'}: {takes}"
+        )
     pairs = list(given)
     if not pairs:
         raise BadInput(f"{part} is empty: {takes}")
@@ -202,18 +225,30 @@ def _concat(pairs: Sequence[Any], part: str) -> Part:
     sizes: list[int] = []
     held: list[tuple[int, Tensor, Tensor]] = []
     for client, pair in enumerate(pairs):
-        x, y = _tensors(pair, part if part == "test" and len(pairs) == 1 else f"{part} client {client}")
+        x, y = _tensors(
+            pair, part if part == "test" and len(pairs) == 1 else f"{part} client {client}"
+        )
         sizes.append(len(y))
         if not len(y):
             continue
-        held.append((client, x.float() if x.is_floating_point() else x, y.float() if y.is_floating_point() else y.long()))
+        held.append(
+            (
+                client,
+                x.float() if x.is_floating_point() else x,
+                y.float() if y.is_floating_point() else y.long(),
+            )
+        )
         first, *like = held[0]
         for what, mine, theirs in zip(("examples", "targets"), (x, y), like, strict=True):
             if mine.shape[1:] != theirs.shape[1:]:
-                shapes = f"shape {tuple(mine.shape[1:])}, client {first} of {tuple(theirs.shape[1:])}"
+                shapes = (
+                    f"shape {tuple(mine.shape[1:])}, client {first} of {tuple(theirs.shape[1:])}"
+                )
                 raise BadInput(f"{part} client {client} has {what} of {shapes}")
     if not held:
-        raise BadInput(f"{part} has no examples: all of its {len(sizes)} pairs are empty, and one client at least must have some")
+        raise BadInput(
+            f"{part} has no examples: all of its {len(sizes)} pairs are empty, and one client at least must have some"
+        )
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Part(torch.cat([x for _, x, _ in held]), torch.cat([y for _, _, y in held]), offsets)
 
@@ -223,9 +258,13 @@ def _tensors(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
     if pair is None:
         return torch.zeros(0), torch.zeros(0)
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        kind = f"{len(pair)} things" if isinstance(pair, list | tuple) else f"a {type(pair).__name__}"
+        kind = (
+            f"{len(pair)} things" if isinstance(pair, list | tuple) else f"a {type(pair).__name__}"
+        )
         raise BadInput(f"{whose} is {kind}: give a pair (x, y), or None if it has no data")
-    x, y = (_tensor(values, f"{whose}: {name}") for name, values in zip(("x", "y"), pair, strict=True))
+    x, y = (
+        _tensor(values, f"{whose}: {name}") for name, values in zip(("x", "y"), pair, strict=True)
+    )
     if len(x) != len(y):
         raise BadInput(f"{whose} has {len(x)} examples but {len(y)} targets")
     return x, y
@@ -236,7 +275,9 @@ def _tensor(values: Any, what: str) -> Tensor:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         if _texts(values):
-            raise BadInput(f"{what} is of texts: give numbers (classes are numbered from 0)") from error
+            raise BadInput(
+                f"{what} is of texts: give numbers (classes are numbered from 0)"
+            ) from error
         raise BadInput(
             f"{what} is no array of numbers ({str(error).splitlines()[0]}): give one row an example, all of one shape"
         ) from error
@@ -248,5 +289,9 @@ def _tensor(values: Any, what: str) -> Tensor:
 def _texts(values: Any) -> bool:
     """Whether there is a text in an array, or in lists however deep."""
     if isinstance(values, np.ndarray):
-        return values.dtype.kind in "US" or (values.dtype.kind == "O" and any(isinstance(each, str) for each in values.flat))
-    return isinstance(values, str) or (isinstance(values, list | tuple) and any(map(_texts, values)))
+        return values.dtype.kind in "US" or (
+            values.dtype.kind == "O" and any(isinstance(each, str) for each in values.flat)
+        )
+    return isinstance(values, str) or (
+        isinstance(values, list | tuple) and any(map(_texts, values))
+    )

@@ -20,7 +20,9 @@ CLASSES = 62
 Users = list[tuple[str, Array, Array]]  # name, images, labels
 
 
-def femnist(partition: Partition | None = None, matched_test: bool = False, seed: int = 0) -> Federation:
+def femnist(
+    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+) -> Federation:
     """FEMNIST: handwritten digits and letters of 28x28 pixels in 62 classes, with their writers as clients (LEAF's JSON files).
 
     x is float32 [n, 1, 28, 28], 1 on the background. LEAF's own train and test files are used as they are split: where
@@ -38,8 +40,18 @@ def femnist(partition: Partition | None = None, matched_test: bool = False, seed
         parts = owned, _examples(test, known)
     else:
         others = _examples(test, {name: 0 for name, _, _ in test})
-        return federate("femnist", owned, others, partition or partitions.natural(), classes=CLASSES, matched_test=matched_test, seed=seed)
-    return federate_owned("femnist", *parts, partition, classes=CLASSES, matched_test=matched_test, seed=seed)
+        return federate(
+            "femnist",
+            owned,
+            others,
+            partition or partitions.natural(),
+            classes=CLASSES,
+            matched_test=matched_test,
+            seed=seed,
+        )
+    return federate_owned(
+        "femnist", *parts, partition, classes=CLASSES, matched_test=matched_test, seed=seed
+    )
 
 
 def _parts() -> tuple[Users, Users | None]:
@@ -60,7 +72,9 @@ def _parts() -> tuple[Users, Users | None]:
 
 def at_hand() -> bool:
     """Whether there are files to read."""
-    return any(True for folder in FOLDERS for place in files.places(folder) for _ in place.rglob("*.json"))
+    return any(
+        True for folder in FOLDERS for place in files.places(folder) for _ in place.rglob("*.json")
+    )
 
 
 def _users(paths: list[Path]) -> Users:
@@ -69,12 +83,17 @@ def _users(paths: list[Path]) -> Users:
         try:
             data = json.loads(path.read_bytes())["user_data"]
             for name, own in data.items():
-                x, y = np.asarray(own["x"], np.float32).reshape(-1, 784), np.asarray(own["y"], np.int64)
+                x, y = (
+                    np.asarray(own["x"], np.float32).reshape(-1, 784),
+                    np.asarray(own["y"], np.int64),
+                )
                 if len(x) != len(y) or not ((y >= 0) & (y < CLASSES)).all():
                     raise ValueError(f"the images and labels of user {name} do not fit")
                 users.append((name, x, y))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadInput(f"{path} is damaged or not LEAF's FEMNIST ({error}): replace it by a good copy") from error
+            raise BadInput(
+                f"{path} is damaged or not LEAF's FEMNIST ({error}): replace it by a good copy"
+            ) from error
     return users
 
 

@@ -50,7 +50,9 @@ def places(folder: str) -> list[Path]:
     """The folders a data set is looked for in, in order."""
     own = os.environ.get("ROTA_DATA")
     if own and not Path(own).expanduser().is_dir():
-        raise BadInput(f"ROTA_DATA is {own}, which is not a folder: set it to the folder that holds {folder}/, or unset it")
+        raise BadInput(
+            f"ROTA_DATA is {own}, which is not a folder: set it to the folder that holds {folder}/, or unset it"
+        )
     return ([Path(own).expanduser() / folder] if own else []) + [cache(folder), SYSTEM / folder]
 
 
@@ -76,7 +78,9 @@ def find(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
             target = cache(folder) / file.name
             why = _download(file, target)
             if why:
-                raise BadInput(_missing(folder, [f.name for f in files if f.name not in found], why))
+                raise BadInput(
+                    _missing(folder, [f.name for f in files if f.name not in found], why)
+                )
             found[file.name] = target
     return found
 
@@ -84,7 +88,9 @@ def find(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
 def _look(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for file in files:
-        candidates = (place / name for place in places(folder) for name in (file.name, *file.aliases))
+        candidates = (
+            place / name for place in places(folder) for name in (file.name, *file.aliases)
+        )
         path = next((path for path in candidates if path.is_file()), None)
         if path:
             found[file.name] = path
@@ -96,10 +102,14 @@ def _check(path: Path, file: Remote) -> None:
         with path.open("rb") as stream:
             md5 = hashlib.file_digest(stream, _md5).hexdigest()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}): make it readable, or remove it") from error
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror}): make it readable, or remove it"
+        ) from error
     if md5 not in file.md5:
         again = ", or remove it to have it downloaded again" if file.urls else ""
-        raise BadInput(f"{path} is damaged (its MD5 is {md5}, not {file.md5[0]}): replace it by a good copy{again}")
+        raise BadInput(
+            f"{path} is damaged (its MD5 is {md5}, not {file.md5[0]}): replace it by a good copy{again}"
+        )
 
 
 def _md5() -> hashlib._Hash:
@@ -135,7 +145,10 @@ def _download(file: Remote, target: Path) -> str:
                     break
             except URLError as error:
                 why = f"{host} cannot be reached: {error.reason}"
-                if isinstance(error.reason, socket.gaierror) and error.reason.errno == socket.EAI_AGAIN:
+                if (
+                    isinstance(error.reason, socket.gaierror)
+                    and error.reason.errno == socket.EAI_AGAIN
+                ):
                     return why  # no name server answers: the other mirrors' names would only wait for it again
                 break
             except (OSError, HTTPException) as error:
@@ -160,7 +173,10 @@ def _fetch(url: str, file: Remote, target: Path) -> str:
             with _writing(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 out = part.open("wb")
-            with out, _progress(file.name, int(reply.headers.get("Content-Length") or 0)) as advance:
+            with (
+                out,
+                _progress(file.name, int(reply.headers.get("Content-Length") or 0)) as advance,
+            ):
                 while block := reply.read(1 << 16):
                     md5.update(block)
                     with _writing(target):
@@ -181,7 +197,9 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BadInput(f"cannot write {target} ({error.strerror}): make room, or set XDG_CACHE_HOME to another folder") from error
+        raise BadInput(
+            f"cannot write {target} ({error.strerror}): make room, or set XDG_CACHE_HOME to another folder"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -193,7 +211,12 @@ def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(name, total=total or None)
         yield lambda count: progress.advance(task, count)

@@ -25,10 +25,17 @@ def folder(path: str | Path, classes: int | None = None) -> Federation:
     """
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise BadInput(f"{root} is not a folder: give the path of a folder with one .npz file for each client")
-    clients = sorted((p for p in root.glob("*.npz") if p.name != SHARED), key=lambda p: [_number(w) for w in re.split(r"(\d+)", p.name)])
+        raise BadInput(
+            f"{root} is not a folder: give the path of a folder with one .npz file for each client"
+        )
+    clients = sorted(
+        (p for p in root.glob("*.npz") if p.name != SHARED),
+        key=lambda p: [_number(w) for w in re.split(r"(\d+)", p.name)],
+    )
     if not clients:
-        raise BadInput(f"{root} has no .npz files: put one for each client there, with the arrays x and y")
+        raise BadInput(
+            f"{root} has no .npz files: put one for each client there, with the arrays x and y"
+        )
     shared = (root / SHARED).is_file()
     train: list[tuple[Array, Array]] = []
     test: list[tuple[Array, Array]] = []
@@ -36,20 +43,30 @@ def folder(path: str | Path, classes: int | None = None) -> Federation:
         arrays = _load(file)
         own = "x_test" in arrays or "y_test" in arrays
         if shared and own:
-            raise BadInput(f"{file} has a test set of its own, but {root / SHARED} is there too: keep only one kind")
+            raise BadInput(
+                f"{file} has a test set of its own, but {root / SHARED} is there too: keep only one kind"
+            )
         if not shared and not own:
-            raise BadInput(f"{file} has no test set: add x_test and y_test to it, or put a {SHARED} that all share into {root}")
+            raise BadInput(
+                f"{file} has no test set: add x_test and y_test to it, or put a {SHARED} that all share into {root}"
+            )
         (test if file.name == SHARED else train).append(_pair(file, arrays, "x", "y"))
         if own:
             test.append(_pair(file, arrays, "x_test", "y_test"))
     first = train[0]
     for pairs in (train, test):
-        for file, pair in zip(clients if len(pairs) == len(clients) else [root / SHARED], pairs, strict=True):
+        for file, pair in zip(
+            clients if len(pairs) == len(clients) else [root / SHARED], pairs, strict=True
+        ):
             for name, array, like in zip(("x", "y"), pair, first, strict=True):
                 if array.shape[1:] != like.shape[1:] or array.dtype.kind != like.dtype.kind:
                     ours, theirs = (f"{a.dtype} of shape {a.shape[1:]}" for a in (array, like))
-                    raise BadInput(f"{file} has examples whose {name} is {ours}, but in {clients[0]} it is {theirs}: make them agree")
-    return from_clients(train, test[0] if shared else test, classes=classes, name=root.resolve().name)
+                    raise BadInput(
+                        f"{file} has examples whose {name} is {ours}, but in {clients[0]} it is {theirs}: make them agree"
+                    )
+    return from_clients(
+        train, test[0] if shared else test, classes=classes, name=root.resolve().name
+    )
 
 
 def _number(word: str) -> tuple[int, str]:
@@ -60,9 +77,15 @@ def _load(file: Path) -> dict[str, Array]:
     try:
         # opened here, because np.load leaves a file open that turns out not to be an archive
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if name in ("x", "y", "x_test", "y_test")}
+            return {
+                name: archive[name]
+                for name in archive.files
+                if name in ("x", "y", "x_test", "y_test")
+            }
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{file} cannot be read as .npz with plain arrays ({error}): write it again with np.savez") from error
+        raise BadInput(
+            f"{file} cannot be read as .npz with plain arrays ({error}): write it again with np.savez"
+        ) from error
 
 
 def _pair(file: Path, arrays: dict[str, Array], x: str, y: str) -> tuple[Array, Array]:
@@ -70,14 +93,20 @@ def _pair(file: Path, arrays: dict[str, Array], x: str, y: str) -> tuple[Array, 
         if name not in arrays:
             raise BadInput(f"{file} has no array named {name}: add it")
         if arrays[name].dtype.kind not in "fiub" or arrays[name].ndim == 0:
-            raise BadInput(f"{file} has {name} of kind {arrays[name].dtype}: make it an array of numbers, one row an example")
-        bad = np.flatnonzero(~np.isfinite(arrays[name]).all(axis=tuple(range(1, arrays[name].ndim))))
+            raise BadInput(
+                f"{file} has {name} of kind {arrays[name].dtype}: make it an array of numbers, one row an example"
+            )
+        bad = np.flatnonzero(
+            ~np.isfinite(arrays[name]).all(axis=tuple(range(1, arrays[name].ndim)))
+        )
         if len(bad):
             raise BadInput(
                 f"{file} has NaN or infinite numbers in {name}, first in row {bad[0]} ({len(bad)} rows in all): mend or remove them"
             )
     if len(arrays[x]) != len(arrays[y]) or (x == "x" and not len(arrays[x])):
-        raise BadInput(f"{file} has {len(arrays[x])} rows in {x} and {len(arrays[y])} in {y}: give as many of each, and at least one")
+        raise BadInput(
+            f"{file} has {len(arrays[x])} rows in {x} and {len(arrays[y])} in {y}: give as many of each, and at least one"
+        )
     if arrays[y].dtype.kind in "iub" and len(arrays[y]) and arrays[y].min() < 0:
         raise BadInput(f"{file} has negative class labels in {y}: number the classes from 0")
     inputs, targets = arrays[x], arrays[y]

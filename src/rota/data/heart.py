@@ -15,7 +15,11 @@ from rota.errors import BadInput
 
 FOLDER = "heart-disease-4-hospitals"
 FILES = tuple(
-    files.Remote(name, (md5,), (f"https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/{name}",))
+    files.Remote(
+        name,
+        (md5,),
+        (f"https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/{name}",),
+    )
     for name, md5 in (
         ("processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db"),
         ("processed.hungarian.data", "22e96bee155b5973568101c93b3705f6"),
@@ -23,10 +27,15 @@ FILES = tuple(
         ("processed.va.data", "4249d03ca7711e84f4444768c9426170"),
     )
 )
-NEVER_ZERO = (3, 4)  # blood pressure and cholesterol: a living patient's is not 0, so 0 was written for "not measured"
+NEVER_ZERO = (
+    3,
+    4,
+)  # blood pressure and cholesterol: a living patient's is not 0, so 0 was written for "not measured"
 
 
-def heart(partition: Partition | None = None, matched_test: bool = False, seed: int = 0) -> Federation:
+def heart(
+    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+) -> Federation:
     """UCI heart disease: 303, 294, 123 and 200 patients of four hospitals, who are the clients; healthy or ill.
 
     x is float32 [n, 23]: the 13 measurements, and for each of the 10 that is missing somewhere, 1 where it is missing.
@@ -37,15 +46,27 @@ def heart(partition: Partition | None = None, matched_test: bool = False, seed: 
     """
     paths = files.find(FOLDER, FILES)
     tables = [_table(paths[file.name]) for file in FILES]
-    rows, groups = np.concatenate(tables), np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    rows, groups = (
+        np.concatenate(tables),
+        np.repeat(np.arange(len(tables)), [len(table) for table in tables]),
+    )
     test = split(groups, rng.generator(rng.key(seed, "split", "heart")))
     values, ill = rows[:, :13], rows[:, 13] > 0
     missing = np.isnan(values)
     values = np.where(missing, np.nanmedian(values[~test], axis=0), values)
     values = (values - values[~test].mean(0)) / values[~test].std(0)
-    x = torch.from_numpy(np.concatenate([values, missing[:, missing.any(0)]], axis=1).astype(np.float32))
+    x = torch.from_numpy(
+        np.concatenate([values, missing[:, missing.any(0)]], axis=1).astype(np.float32)
+    )
     y = torch.from_numpy(ill.astype(np.int64))
-    return federate_owned("heart", *part(Examples(x, y, groups), test), partition, classes=2, matched_test=matched_test, seed=seed)
+    return federate_owned(
+        "heart",
+        *part(Examples(x, y, groups), test),
+        partition,
+        classes=2,
+        matched_test=matched_test,
+        seed=seed,
+    )
 
 
 def _table(path: Path) -> Array:

@@ -33,29 +33,51 @@ def from_flower(
     """
     partitioners = dataset.partitioners
     if train not in partitioners:
-        raise BadInput(f"the dataset has no partitioner for the split '{train}', but for {sorted(partitioners)}: name one of them as train")
+        raise BadInput(
+            f"the dataset has no partitioner for the split '{train}', but for {sorted(partitioners)}: name one of them as train"
+        )
 
     def part(split: str) -> list[tuple[Array, Array]]:
-        return [_arrays(dataset.load_partition(i, split), features, label) for i in range(partitioners[split].num_partitions)]
+        return [
+            _arrays(dataset.load_partition(i, split), features, label)
+            for i in range(partitioners[split].num_partitions)
+        ]
 
     shared = test not in partitioners
     return from_clients(
-        part(train), _arrays(dataset.load_split(test), features, label) if shared else part(test), classes=classes, name=name
+        part(train),
+        _arrays(dataset.load_split(test), features, label) if shared else part(test),
+        classes=classes,
+        name=name,
     )
 
 
-def _arrays(rows: Any, features: str | Sequence[str] | None, label: str | None) -> tuple[Array, Array]:
+def _arrays(
+    rows: Any, features: str | Sequence[str] | None, label: str | None
+) -> tuple[Array, Array]:
     columns = list(rows.column_names)
     target = label or next((word for word in LABELS if word in columns), None)
     if target not in columns:
-        raise BadInput(f"the dataset has no column '{label or 'label'}': name one of its columns as label: {', '.join(columns)}")
+        raise BadInput(
+            f"the dataset has no column '{label or 'label'}': name one of its columns as label: {', '.join(columns)}"
+        )
     table = {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
     known = next((word for word in FEATURES if word in columns), None)
-    numeric = [name for name in columns if name != target and table[name].dtype.kind in "fiub" and table[name].ndim == 1]
-    chosen = [features] if isinstance(features, str) else list(features or ([known] if known else numeric))
+    numeric = [
+        name
+        for name in columns
+        if name != target and table[name].dtype.kind in "fiub" and table[name].ndim == 1
+    ]
+    chosen = (
+        [features]
+        if isinstance(features, str)
+        else list(features or ([known] if known else numeric))
+    )
     for name in chosen or [""]:
         if name not in columns or table[name].dtype.kind not in "fiub":
-            raise BadInput(f"the dataset has no numeric column '{name}' with rows of one shape: name features among {', '.join(columns)}")
+            raise BadInput(
+                f"the dataset has no numeric column '{name}' with rows of one shape: name features among {', '.join(columns)}"
+            )
     if len(chosen) == 1 and table[chosen[0]].ndim > 1:
         return _image(table[chosen[0]]), table[target]
     return np.stack([table[name] for name in chosen], axis=1).astype(np.float32), table[target]

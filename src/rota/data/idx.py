@@ -14,7 +14,12 @@ from rota.data import files
 from rota.data.federation import Array, Examples
 from rota.errors import BadInput
 
-NAMES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+NAMES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
 KINDS = {8: ">u1", 12: ">i4"}
 
 
@@ -23,20 +28,29 @@ def read(path: Path) -> Array:
     try:
         data = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path} is not a whole gzip file ({error}): replace it by a good copy") from error
+        raise BadInput(
+            f"{path} is not a whole gzip file ({error}): replace it by a good copy"
+        ) from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in KINDS or len(data) < 4 + 4 * data[3]:
-        raise BadInput(f"{path} is not an IDX file of bytes or 32-bit integers: replace it by a good copy")
+        raise BadInput(
+            f"{path} is not an IDX file of bytes or 32-bit integers: replace it by a good copy"
+        )
     shape = np.frombuffer(data, ">u4", data[3], 4).tolist()
     kind = np.dtype(KINDS[data[2]])
     start, size = 4 + 4 * data[3], math.prod(shape) * kind.itemsize
     if len(data) != start + size:
-        raise BadInput(f"{path} has {len(data) - start} bytes of values, but its header says {size}: replace it by a good copy")
+        raise BadInput(
+            f"{path} has {len(data) - start} bytes of values, but its header says {size}: replace it by a good copy"
+        )
     return np.frombuffer(data, kind, offset=start).reshape(shape)
 
 
 def remotes(md5: tuple[tuple[str, ...], ...], mirrors: tuple[str, ...]) -> tuple[files.Remote, ...]:
     """The four files of a data set laid out like MNIST."""
-    return tuple(files.Remote(name, sums, tuple(mirror + name for mirror in mirrors)) for name, sums in zip(NAMES, md5, strict=True))
+    return tuple(
+        files.Remote(name, sums, tuple(mirror + name for mirror in mirrors))
+        for name, sums in zip(NAMES, md5, strict=True)
+    )
 
 
 def images(folder: str, remote: tuple[files.Remote, ...]) -> tuple[Examples, Examples]:
@@ -48,6 +62,8 @@ def images(folder: str, remote: tuple[files.Remote, ...]) -> tuple[Examples, Exa
 def _examples(image_path: Path, label_path: Path) -> Examples:
     pixels, labels = read(image_path), read(label_path)
     if pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
-        raise BadInput(f"{image_path} has shape {pixels.shape} and {label_path} {labels.shape}: they must be [n, height, width] and [n]")
+        raise BadInput(
+            f"{image_path} has shape {pixels.shape} and {label_path} {labels.shape}: they must be [n, height, width] and [n]"
+        )
     x = torch.from_numpy(pixels.astype(np.float32)).div_(255).unsqueeze(1)
     return Examples(x, torch.from_numpy(labels.astype(np.int64)))

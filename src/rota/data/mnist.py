@@ -15,7 +15,10 @@ FILES = idx.remotes(
         ("ec29112dd5afa0611ce80d1b7f02629c",),
     ),
     # LeCun's own page now answers 403; these two are the mirrors that PyTorch and TensorFlow use
-    ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
 )
 
 
@@ -23,10 +26,19 @@ def read() -> tuple[Examples, Examples]:
     return idx.images(FOLDER, FILES)
 
 
-def mnist(partition: Partition | None = None, matched_test: bool = False, seed: int = 0) -> Federation:
+def mnist(
+    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+) -> Federation:
     """MNIST: 60,000 handwritten digits of 28x28 pixels, and 10,000 for testing.
 
     x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless `partition` says otherwise
     (S0's pathological split is partition.shards).
     """
-    return federate("mnist", *read(), partition or partitions.iid(), classes=10, matched_test=matched_test, seed=seed)
+    return federate(
+        "mnist",
+        *read(),
+        partition or partitions.iid(),
+        classes=10,
+        matched_test=matched_test,
+        seed=seed,
+    )

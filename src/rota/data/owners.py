@@ -22,13 +22,22 @@ def part(examples: Examples, test: Array) -> tuple[Examples, Examples]:
 
     def those(rows: Array) -> Examples:
         groups = None if examples.groups is None else examples.groups[rows]
-        return Examples(examples.x[torch.from_numpy(rows)], examples.y[torch.from_numpy(rows)], groups)
+        return Examples(
+            examples.x[torch.from_numpy(rows)], examples.y[torch.from_numpy(rows)], groups
+        )
 
     return those(np.flatnonzero(~test)), those(np.flatnonzero(test))
 
 
 def federate_owned(
-    name: str, train: Examples, test: Examples, partition: Partition | None, *, classes: int, matched_test: bool = False, seed: int = 0
+    name: str,
+    train: Examples,
+    test: Examples,
+    partition: Partition | None,
+    *,
+    classes: int,
+    matched_test: bool = False,
+    seed: int = 0,
 ) -> Federation:
     """`federate` for train and test examples of the same owners, by default with one client an owner.
 
@@ -42,5 +51,9 @@ def federate_owned(
     of_group = np.full(max(train.groups.max(), test.groups.max(initial=0)) + 1, -1, np.int64)
     of_group[train.groups] = owner
     if not np.array_equal(of_group[train.groups], owner):
-        return federate(name, train, test, partition, classes=classes, matched_test=matched_test, seed=seed)
-    return Federation(name, pack(train, owner, clients), pack(test, of_group[test.groups], clients), classes)
+        return federate(
+            name, train, test, partition, classes=classes, matched_test=matched_test, seed=seed
+        )
+    return Federation(
+        name, pack(train, owner, clients), pack(test, of_group[test.groups], clients), classes
+    )

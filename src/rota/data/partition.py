@@ -39,7 +39,9 @@ def shards(clients: int = 100, per_client: int = 2) -> Partition:
         _enough("shards", examples, total, "clients or per_client")
         owner = np.empty(len(examples), np.int64)
         hand = generator.permutation(total) // per_client
-        owner[np.argsort(_labels("shards", examples), kind="stable")] = hand[_evenly(len(examples), total)]
+        owner[np.argsort(_labels("shards", examples), kind="stable")] = hand[
+            _evenly(len(examples), total)
+        ]
         return owner, clients
 
     return deal
@@ -64,7 +66,9 @@ def dirichlet(clients: int = 100, alpha: float = 0.5, least: int = 1) -> Partiti
             rows = generator.permutation(np.flatnonzero(labels == label))
             cuts = np.cumsum(generator.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)
             # the random offset makes the expected counts exact; without one, client 0 would always get the first example
-            owner[rows] = np.searchsorted(cuts, np.arange(len(rows)) + generator.random(), side="right")
+            owner[rows] = np.searchsorted(
+                cuts, np.arange(len(rows)) + generator.random(), side="right"
+            )
         return _fill(owner, clients, least, generator), clients
 
     return deal
@@ -83,11 +87,15 @@ def three_way(balanced: float = 0.0, clients: int = 9) -> Partition:
     _check("three-way", clients=clients)
     _fraction("three-way", "balanced", balanced)
     if clients % 3:
-        raise BadInput(f"three-way: clients is {clients}, but it must be a multiple of 3, so that each third shares a partition")
+        raise BadInput(
+            f"three-way: clients is {clients}, but it must be a multiple of 3, so that each third shares a partition"
+        )
 
     def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
         if examples.y.ndim != 1 or examples.y.is_floating_point():
-            raise BadInput("three-way: the targets are not class labels, and it deals by labels 0 to 9; use iid or natural")
+            raise BadInput(
+                "three-way: the targets are not class labels, and it deals by labels 0 to 9; use iid or natural"
+            )
         order = generator.permutation(len(examples))
         member = np.stack([np.isin(examples.labels[order], pool) for pool in POOLS])
         # Size m needs 3 * (its random part) examples off the top of the shuffled deck, and the rest of each partition from
@@ -99,13 +107,17 @@ def three_way(balanced: float = 0.0, clients: int = 9) -> Partition:
         size = int(np.flatnonzero(fits)[-1])
         size -= size % (clients // 3)
         if size == 0:
-            raise BadInput(f"three-way: the examples of labels 0-3, 4-6 and 7-9 are too few for {clients} clients; lower clients")
+            raise BadInput(
+                f"three-way: the examples of labels 0-3, 4-6 and 7-9 are too few for {clients} clients; lower clients"
+            )
         owner = np.full(len(order), -1, np.int64)
         top = int(drawn[size])
         for third, pool in enumerate(member):
             rest = 3 * top + np.flatnonzero(pool[3 * top :])[: size - top]
             rows = np.concatenate([order[third * top : (third + 1) * top], order[rest]])
-            owner[generator.permutation(rows)] = third * (clients // 3) + _evenly(size, clients // 3)
+            owner[generator.permutation(rows)] = third * (clients // 3) + _evenly(
+                size, clients // 3
+            )
         return owner, clients
 
     return deal
@@ -131,10 +143,14 @@ def high_low(
     for name, value in (("high", high), ("labels", labels), ("missing", missing)):
         _fraction("high-low", name, value)
     if labels == 0:
-        raise BadInput("high-low: labels is 0, but it must be above 0: a client has one label at least")
+        raise BadInput(
+            "high-low: labels is 0, but it must be above 0: a client has one label at least"
+        )
     for name, (low, top) in (("low_size", low_size), ("high_size", high_size)):
         if not 1 <= low <= top:
-            raise BadInput(f"high-low: {name} is ({low}, {top}), but it must be two whole numbers, the smaller first, from 1 on")
+            raise BadInput(
+                f"high-low: {name} is ({low}, {top}), but it must be two whole numbers, the smaller first, from 1 on"
+            )
 
     def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
         label = _labels("high-low", examples)
@@ -145,7 +161,9 @@ def high_low(
         sizes = generator.integers(low, top, endpoint=True)
         sizes[generator.random(clients) < missing] = 0
         if not sizes.any():
-            raise BadInput(f"high-low: missing = {missing} left all {clients} clients without data; lower it or raise clients")
+            raise BadInput(
+                f"high-low: missing = {missing} left all {clients} clients without data; lower it or raise clients"
+            )
         # each class is a shuffled deck, and left[c] counts the cards still in it
         decks = [generator.permutation(np.flatnonzero(label == c)) for c in range(len(left))]
         owner = np.full(len(label), -1, np.int64)
@@ -194,7 +212,7 @@ def natural(limit: int | None = None) -> Partition:
     if limit is not None:
         _check("natural", limit=limit)
 
-    def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:  # noqa: ARG001
+    def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
         if examples.groups is None:
             raise BadInput(
                 "these data have no natural clients; use iid, shards or dirichlet instead of natural, and give unbalanced its clients"
@@ -230,7 +248,9 @@ def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator
     low, top = least, int(sizes.max()) + 1
     while top - low > 1:
         middle = (low + top) // 2
-        low, top = (middle, top) if np.maximum(sizes - middle, 0).sum() >= wanted.sum() else (low, middle)
+        low, top = (
+            (middle, top) if np.maximum(sizes - middle, 0).sum() >= wanted.sum() else (low, middle)
+        )
     given = np.maximum(sizes - low, 0)
     given[generator.permutation(np.flatnonzero(given))[: given.sum() - wanted.sum()]] -= 1
     moved = generator.permutation(np.flatnonzero(rank(owner, clients, generator) < given[owner]))
@@ -241,24 +261,32 @@ def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator
 def _labels(name: str, examples: Examples) -> Array:
     """The labels as 0..C-1, where C counts the classes that occur."""
     if examples.y.ndim != 1 or examples.y.is_floating_point():
-        raise BadInput(f"{name}: the targets are not class labels, and it deals by label; use iid or natural")
+        raise BadInput(
+            f"{name}: the targets are not class labels, and it deals by label; use iid or natural"
+        )
     return np.unique(examples.labels, return_inverse=True)[1]
 
 
 def _check(partition: str, **counts: object) -> None:
     for name, count in counts.items():
         if not isinstance(count, (int, np.integer)) or count < 1:
-            raise BadInput(f"{partition}: {name} is {count!r}, but it must be a whole number from 1 on")
+            raise BadInput(
+                f"{partition}: {name} is {count!r}, but it must be a whole number from 1 on"
+            )
 
 
 def _fraction(partition: str, name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise BadInput(f"{partition}: {name} is {value}, but it must be a fraction from 0 to 1 (30 % is 0.3)")
+        raise BadInput(
+            f"{partition}: {name} is {value}, but it must be a fraction from 0 to 1 (30 % is 0.3)"
+        )
 
 
 def _enough(partition: str, examples: Examples, needed: int, lower: str) -> None:
     if len(examples) < needed:
-        raise BadInput(f"{partition}: it needs {needed} examples and there are {len(examples)}; lower {lower}")
+        raise BadInput(
+            f"{partition}: it needs {needed} examples and there are {len(examples)}; lower {lower}"
+        )
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {

@@ -56,7 +56,10 @@ b9eeaaf8c59fbe231977b77e720af99d win_tale winters_tale
 """
 FILES = tuple(
     files.Remote(
-        f"{name}.xml", (md5,), (f"https://www.ibiblio.org/xml/examples/shakespeare/{name}.xml",), tuple(f"{alias}.xml" for alias in aliases)
+        f"{name}.xml",
+        (md5,),
+        (f"https://www.ibiblio.org/xml/examples/shakespeare/{name}.xml",),
+        tuple(f"{alias}.xml" for alias in aliases),
     )
     for md5, name, *aliases in (line.split() for line in PLAYS.split("\n") if line)
 )
@@ -65,7 +68,11 @@ LENGTH = 80
 
 
 def shakespeare(
-    partition: Partition | None = None, stride: int = 80, least: int = 1, matched_test: bool = False, seed: int = 0
+    partition: Partition | None = None,
+    stride: int = 80,
+    least: int = 1,
+    matched_test: bool = False,
+    seed: int = 0,
 ) -> Federation:
     """Shakespeare's plays: 80 characters in, the next one out; each of the larger roles of the 37 plays is a client.
 
@@ -76,14 +83,21 @@ def shakespeare(
     Roles with fewer than `least` training examples, or with none for testing, are left out.
     """
     if stride < 1 or least < 1:
-        raise BadInput(f"shakespeare: stride is {stride} and least is {least}, but both must be at least 1")
+        raise BadInput(
+            f"shakespeare: stride is {stride} and least is {least}, but both must be at least 1"
+        )
     paths = files.find(FOLDER, FILES)
-    pairs = [_cut(text, stride) for text in roles(paths[file.name].read_bytes() for file in FILES).values()]
+    pairs = [
+        _cut(text, stride)
+        for text in roles(paths[file.name].read_bytes() for file in FILES).values()
+    ]
     pairs = [(train, test) for train, test in pairs if len(train) >= least and len(test)]
     if not pairs:
         raise BadInput(f"shakespeare: no role has {least} training examples: lower least or stride")
     parts = _examples([train for train, _ in pairs]), _examples([test for _, test in pairs])
-    return federate_owned("shakespeare", *parts, partition, classes=len(LETTERS), matched_test=matched_test, seed=seed)
+    return federate_owned(
+        "shakespeare", *parts, partition, classes=len(LETTERS), matched_test=matched_test, seed=seed
+    )
 
 
 def roles(plays: Iterable[bytes]) -> dict[tuple[int, str], str]:
@@ -97,7 +111,10 @@ def roles(plays: Iterable[bytes]) -> dict[tuple[int, str], str]:
     for number, play in enumerate(plays):
         for speech in ElementTree.fromstring(play).iter("SPEECH"):
             speaker = (speech.findtext("SPEAKER") or "").strip().upper()
-            lines = ((line.text or "") + "".join(child.tail or "" for child in line) for line in speech.iter("LINE"))
+            lines = (
+                (line.text or "") + "".join(child.tail or "" for child in line)
+                for line in speech.iter("LINE")
+            )
             if speaker:
                 speeches.setdefault((number, speaker), []).append(" ".join(" ".join(lines).split()))
     return {role: "\n".join(own) for role, own in speeches.items()}

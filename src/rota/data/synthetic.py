@@ -41,7 +41,11 @@ def synthetic(
     def normal(purpose: str, block: int, *shape: int) -> Array:
         return stream(purpose, block).standard_normal(shape, np.float32)
 
-    sizes = np.full(clients, examples) if examples else np.floor(stream("sizes").lognormal(4, 2, clients)).astype(np.int64) + 50
+    sizes = (
+        np.full(clients, examples)
+        if examples
+        else np.floor(stream("sizes").lognormal(4, 2, clients)).astype(np.int64) + 50
+    )
     u = stream("u").normal(0, alpha, clients).astype(np.float32)
     shift = stream("B").normal(0, beta, clients).astype(np.float32)
     train, test = _empty(sizes * 9 // 10, sizes, dim)
@@ -49,8 +53,12 @@ def synthetic(
     for block, start in enumerate(range(0, clients, BLOCK)):
         here = slice(start, min(start + BLOCK, clients))
         size, count = sizes[here], len(sizes[here])
-        mean = shift[here, None] + (np.zeros((1, dim), np.float32) if iid else normal("v", block, count, dim))
-        x = normal("x", block, size.sum(), dim) * _deviation(dim).astype(np.float32) + np.repeat(mean, size, axis=0)
+        mean = shift[here, None] + (
+            np.zeros((1, dim), np.float32) if iid else normal("v", block, count, dim)
+        )
+        x = normal("x", block, size.sum(), dim) * _deviation(dim).astype(np.float32) + np.repeat(
+            mean, size, axis=0
+        )
         ends = np.cumsum(size)
         if iid:
             y = (x @ normal("W", 0, dim, classes) + normal("b", 0, classes)).argmax(1)
@@ -61,7 +69,9 @@ def synthetic(
                 y = (x.reshape(count, examples, dim) @ weights + bias[:, None]).argmax(2).ravel()
             else:
                 rows = np.split(x, ends[:-1])
-                y = np.concatenate([(own @ w + b).argmax(1) for own, w, b in zip(rows, weights, bias, strict=True)])
+                y = np.concatenate(
+                    [(own @ w + b).argmax(1) for own, w, b in zip(rows, weights, bias, strict=True)]
+                )
         # a client's examples are independent draws, so the first nine tenths are as good as any
         place = np.arange(len(x)) - np.repeat(ends - size, size)
         chosen = place < np.repeat(kept[here], size)
@@ -107,14 +117,29 @@ def _empty(train: Array, sizes: Array, dim: int) -> tuple[Part, Part]:
     parts = []
     for counts in (train, sizes - train):
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        parts.append(Part(torch.empty(int(offsets[-1]), dim), torch.empty(int(offsets[-1]), dtype=torch.int64), offsets))
+        parts.append(
+            Part(
+                torch.empty(int(offsets[-1]), dim),
+                torch.empty(int(offsets[-1]), dtype=torch.int64),
+                offsets,
+            )
+        )
     return parts[0], parts[1]
 
 
-def _check(*, alpha: float, beta: float, clients: int, dim: int, classes: int, examples: int | None) -> None:
+def _check(
+    *, alpha: float, beta: float, clients: int, dim: int, classes: int, examples: int | None
+) -> None:
     for name, value in (("alpha", alpha), ("beta", beta)):
         if not 0 <= value < np.inf:
-            raise BadInput(f"synthetic: {name} is {value}, but it is a standard deviation: give 0 or more")
-    for name, count, least in (("clients", clients, 1), ("dim", dim, 1), ("classes", classes, 2), ("examples", examples, 2)):
+            raise BadInput(
+                f"synthetic: {name} is {value}, but it is a standard deviation: give 0 or more"
+            )
+    for name, count, least in (
+        ("clients", clients, 1),
+        ("dim", dim, 1),
+        ("classes", classes, 2),
+        ("examples", examples, 2),
+    ):
         if count is not None and count < least:
             raise BadInput(f"synthetic: {name} is {count}, but it must be at least {least}")

@@ -9,13 +9,13 @@ import torch
 
 from rota.data.federation import Array
 from rota.engine.batched import Batched
-from rota.engine.clock import Devices
 from rota.engine.local import Correction
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput, did_you_mean
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
+from rota.world.devices import Devices
 
 __all__ = ["ENGINES", "Batched", "Devices", "Engine", "Score", "Sequential", "make", "where"]
 
@@ -26,13 +26,17 @@ class Engine(Protocol):
     def initial(self) -> list[Weights]:
         """The models before the first round."""
 
-    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+    def train(
+        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
+    ) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`; a row's randomness is addressed by (seed, now, client, model)."""
 
     def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
         """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
 
-    def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
+    def losses(
+        self, models: list[Weights], plan: Plan, now: int, examples: int | None = None
+    ) -> tuple[Array, Array]:
         """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
 
     def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
@@ -54,7 +58,14 @@ def where(device: str) -> str:
     return device
 
 
-def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str = "auto", precision: str = "fp32") -> Engine:
+def make(
+    name: str,
+    tasks: list[Task],
+    devices: Devices,
+    seed: int,
+    device: str = "auto",
+    precision: str = "fp32",
+) -> Engine:
     """An engine by name ("auto": the fastest that fits) on a device ("auto": a GPU where there is one).
 
     `precision` is that of products and convolutions: "tf32" (on a GPU) and "bf16" are faster and round more.
@@ -67,5 +78,9 @@ def make(name: str, tasks: list[Task], devices: Devices, seed: int, device: str 
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision '{precision}': {did_you_mean(precision, PRECISIONS)}")
     if device == "cuda":  # by default torch takes tf32 for convolutions, and not for products
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    return ENGINES[name](tasks, devices, seed, torch.device(device), torch.bfloat16 if precision == "bf16" else None)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision != "fp32"
+        )
+    return ENGINES[name](
+        tasks, devices, seed, torch.device(device), torch.bfloat16 if precision == "bf16" else None
+    )

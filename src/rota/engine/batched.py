@@ -21,18 +21,27 @@ from torch import Tensor
 
 from rota.data.federation import Array
 from rota.engine import native
-from rota.engine.clock import Devices
 from rota.engine.cuda import GraphStack
 from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit
 from rota.engine.local import Correction, cores
 from rota.engine.rules import on_gpu
-from rota.engine.schedule import Schedule, batches_per_epoch, examples_of, local_steps, nearly, row_keys, schedule, widths
+from rota.engine.schedule import (
+    Schedule,
+    batches_per_epoch,
+    examples_of,
+    local_steps,
+    nearly,
+    row_keys,
+    schedule,
+    widths,
+)
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.engine.stack import Stack, Steps, active, verify
 from rota.engine.trace import Unbatchable
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
+from rota.world.devices import Devices
 
 SAMPLE = 1024  # examples that a step is traced and tried on, where the data are not on the device
 
@@ -61,9 +70,15 @@ class Family:
 
 def signature(task: Task, apart: bool) -> tuple[object, ...]:
     """What tasks must agree on to share stacks; `apart`: the data, too."""
-    values = [getattr(task, f.name) for f in fields(Task) if f.name not in ("lr", "lr_decay", "name", "data", "model")]
+    values = [
+        getattr(task, f.name)
+        for f in fields(Task)
+        if f.name not in ("lr", "lr_decay", "name", "data", "model")
+    ]
     x, y = task.data.train.x, task.data.train.y
-    data = id(task.data) if apart else (x.shape[1:], x.dtype, y.shape[1:], y.dtype, task.data.classes)
+    data = (
+        id(task.data) if apart else (x.shape[1:], x.dtype, y.shape[1:], y.dtype, task.data.classes)
+    )
     return (data, id(task.model), *values)
 
 
@@ -75,21 +90,36 @@ def joins(device: torch.device) -> bool:
 class Batched:
     """Trains the rows of a plan in stacks on one device. What cannot be stacked goes to the sequential engine, and says so."""
 
-    def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        tasks: list[Task],
+        devices: Devices,
+        seed: int,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.plain = Sequential(tasks, devices, seed, device, autocast)
         self.autocast = autocast
         self.tasks, self.seed, self.device = tasks, seed, device
-        self.widths = (8, 16) if device.type == "cuda" else (16, 1)  # which there are: a GPU does better with few stacks
+        self.widths = (
+            (8, 16) if device.type == "cuda" else (16, 1)
+        )  # which there are: a GPU does better with few stacks
         self.families = self._families()
         self.most: dict[tuple[int, int], int] = {}  # (family, width) -> the most rows in one stack
         self.graphs: dict[tuple[int, int, bool], GraphStack] = {}
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None  # of all graphs: they run one after the other
+        self.pool = (
+            torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        )  # of all graphs: they run one after the other
         self.workers = cores() if device.type == "cpu" else 1
-        self.threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        self.threads = ThreadPoolExecutor(
+            self.workers, initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     def _families(self) -> list[Family]:
         together: dict[tuple[object, ...], list[int]] = {}
-        apart = not joins(self.device) or any(x.device.type != self.device.type for x, _ in self.plain.data)
+        apart = not joins(self.device) or any(
+            x.device.type != self.device.type for x, _ in self.plain.data
+        )
         for model, task in enumerate(self.tasks):
             together.setdefault(signature(task, apart), []).append(model)
         out = []
@@ -106,7 +136,10 @@ class Batched:
                     verify(steps, width)
             except Unbatchable as error:
                 name = task.name or task.data.name
-                print(f"rota: task '{name}' runs on the sequential engine: its model cannot be stacked: {error}", file=sys.stderr)
+                print(
+                    f"rota: task '{name}' runs on the sequential engine: its model cannot be stacked: {error}",
+                    file=sys.stderr,
+                )
             else:
                 out.append(Family(models, steps, library, offsets, first))
         return out
@@ -124,7 +157,17 @@ class Batched:
         for m in models:
             mine = slice(*begin[places[id(self.tasks[m].data)] :][:2].tolist())
             self.plain.data[m] = x[mine], y[mine]
-        return x, y, np.concatenate([[0], *(part.offsets[1:] + start for part, start in zip(parts, begin, strict=False))]), first
+        return (
+            x,
+            y,
+            np.concatenate(
+                [
+                    [0],
+                    *(part.offsets[1:] + start for part, start in zip(parts, begin, strict=False)),
+                ]
+            ),
+            first,
+        )
 
     def _library(self, steps: Steps, width: int) -> native.Native | None:
         """The task's step for the C library, on a CPU and where it has all of its operators."""
@@ -145,7 +188,9 @@ class Batched:
         """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
         return self.plain.scorer.together(models, range(len(models)) if which is None else which)
 
-    def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
+    def losses(
+        self, models: list[Weights], plan: Plan, now: int, examples: int | None = None
+    ) -> tuple[Array, Array]:
         """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
         return self.plain.losses(models, plan, now, examples)
 
@@ -153,27 +198,52 @@ class Batched:
         """How long rows of a model take on their clients' devices."""
         return self.plain.seconds(model, clients, examples, nbytes)
 
-    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+    def train(
+        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
+    ) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`."""
-        groups = [(f, rows, width) for f, family in enumerate(self.families) for rows, width in self._groups(f, family, plan)]
+        groups = [
+            (f, rows, width)
+            for f, family in enumerate(self.families)
+            for rows, width in self._groups(f, family, plan)
+        ]
         if sum(len(rows) for _, rows, _ in groups) < len(plan):
             stacked = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
-            yield from self._one_by_one(models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction)
+            yield from self._one_by_one(
+                models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction
+            )
         waiting: deque[Callable[[], list[Chunk]]] = deque()
         for f, rows, width in groups:  # results are taken in order, and only a few wait
             library = self.families[f].native
-            if self.device.type == "cuda" and len(groups) == 1:  # nothing to do beside it, and a thread's turn takes time
+            if (
+                self.device.type == "cuda" and len(groups) == 1
+            ):  # nothing to do beside it, and a thread's turn takes time
                 yield from self._train(models, plan, f, rows, width, now, correction)
             elif library is None:
-                waiting.append(self.threads.submit(self._train, models, plan, f, rows, width, now, correction).result)
+                waiting.append(
+                    self.threads.submit(
+                        self._train, models, plan, f, rows, width, now, correction
+                    ).result
+                )
             else:
-                waiting.append(self._start_native(models, plan, self.families[f], library, rows, width, now, correction))
+                waiting.append(
+                    self._start_native(
+                        models, plan, self.families[f], library, rows, width, now, correction
+                    )
+                )
             if len(waiting) > 2 * self.workers:
                 yield from waiting.popleft()()
         while waiting:
             yield from waiting.popleft()()
 
-    def _one_by_one(self, models: list[Weights], plan: Plan, rows: Array, now: int, correction: Correction | None) -> Iterator[Chunk]:
+    def _one_by_one(
+        self,
+        models: list[Weights],
+        plan: Plan,
+        rows: Array,
+        now: int,
+        correction: Correction | None,
+    ) -> Iterator[Chunk]:
         """The sequential engine on some rows."""
         shift = None if correction is None else lambda few: correction(rows[few])
         for chunk in self.plain.train(models, plan.of(rows), now, shift):
@@ -184,7 +254,10 @@ class Batched:
         task, first = family.steps.task, family.models[0]
         rows = np.flatnonzero(np.isin(plan.model, family.models))
         sizes = family.sizes(plan, rows)
-        steps, wide = local_steps(task, sizes, self.plain.least[first]), widths(task, sizes, *self.widths)
+        steps, wide = (
+            local_steps(task, sizes, self.plain.least[first]),
+            widths(task, sizes, *self.widths),
+        )
         for width in np.unique(wide)[::-1].tolist():
             mine = np.flatnonzero((wide == width) & (steps > 0))
             mine = mine[np.argsort(-steps[mine], kind="stable")]
@@ -197,11 +270,22 @@ class Batched:
         if family.native is not None:
             return rows_of_results(family.steps, self.workers)
         if (f, width) not in self.most:
-            self.most[f, width] = rows_that_fit(family.steps, width) if self.device.type == "cuda" else rows_for_a_core(family.steps)
+            self.most[f, width] = (
+                rows_that_fit(family.steps, width)
+                if self.device.type == "cuda"
+                else rows_for_a_core(family.steps)
+            )
         return self.most[f, width]
 
     def _train(
-        self, models: list[Weights], plan: Plan, f: int, rows: Array, width: int, now: int, correction: Correction | None
+        self,
+        models: list[Weights],
+        plan: Plan,
+        f: int,
+        rows: Array,
+        width: int,
+        now: int,
+        correction: Correction | None,
     ) -> list[Chunk]:
         """Train one stack; or, where the device has no memory for it, its halves."""
         try:
@@ -209,12 +293,21 @@ class Batched:
         except torch.cuda.OutOfMemoryError:
             if len(rows) == 1:
                 raise
-            self.graphs = {key: graph for key, graph in self.graphs.items() if key[:2] != (f, width)}
+            self.graphs = {
+                key: graph for key, graph in self.graphs.items() if key[:2] != (f, width)
+            }
             self.most[f, width] = -(-len(rows) // 2)
-            print(f"rota: no memory for a stack of {len(rows)} rows: going on with {self.most[f, width]} at a time", file=sys.stderr)
+            print(
+                f"rota: no memory for a stack of {len(rows)} rows: going on with {self.most[f, width]} at a time",
+                file=sys.stderr,
+            )
         torch.cuda.empty_cache()
         halves = np.split(rows, [self.most[f, width]])
-        return [chunk for half in halves for chunk in self._train(models, plan, f, half, width, now, correction)]
+        return [
+            chunk
+            for half in halves
+            for chunk in self._train(models, plan, f, half, width, now, correction)
+        ]
 
     def _examples(self, family: Family, plan: Plan, rows: Array) -> tuple[Tensor, Tensor, Array]:
         """The data on the device, and where in it the examples of each row's client begin: all data, or those of the clients."""
@@ -223,26 +316,54 @@ class Batched:
             return family.steps.x, family.steps.y, first
         x, y = self.plain.data[family.models[0]]
         sizes = family.sizes(plan, rows)
-        places = np.concatenate([np.arange(start, start + size) for start, size in zip(first, sizes, strict=True)])
-        return x[places].to(self.device), y[places].to(self.device), np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        places = np.concatenate(
+            [np.arange(start, start + size) for start, size in zip(first, sizes, strict=True)]
+        )
+        return (
+            x[places].to(self.device),
+            y[places].to(self.device),
+            np.concatenate([[0], np.cumsum(sizes)[:-1]]),
+        )
 
     def _train_stack(
-        self, models: list[Weights], plan: Plan, f: int, rows: Array, width: int, now: int, correction: Correction | None
+        self,
+        models: list[Weights],
+        plan: Plan,
+        f: int,
+        rows: Array,
+        width: int,
+        now: int,
+        correction: Correction | None,
     ) -> list[Chunk]:
         family = self.families[f]
         task, least = family.steps.task, self.plain.least[family.models[0]]
         x, y, first = self._examples(family, plan, rows)
-        todo = schedule(task, rows, family.sizes(plan, rows), first, plan, now, self.seed, least, width, self.device)
+        todo = schedule(
+            task,
+            rows,
+            family.sizes(plan, rows),
+            first,
+            plan,
+            now,
+            self.seed,
+            least,
+            width,
+            self.device,
+        )
         present, of = np.unique(plan.model[rows], return_inverse=True)
         if len(present) == 1:
             theta, buffers = (models[present[0]][i].expand(len(rows), -1) for i in range(2))
         else:
             member = torch.as_tensor(of, device=self.device)
-            theta, buffers = (torch.stack([models[m][i] for m in present])[member] for i in range(2))
+            theta, buffers = (
+                torch.stack([models[m][i] for m in present])[member] for i in range(2)
+            )
         rates = np.array([self.tasks[m].lr_at(now) for m in present])[of]
         rate = torch.as_tensor(rates, device=self.device, dtype=family.steps.dtype)
         shift = None if correction is None else correction(rows)
-        sizes = active(todo.steps.tolist(), nearly(len(rows)) if self.device.type == "cuda" else len(rows))
+        sizes = active(
+            todo.steps.tolist(), nearly(len(rows)) if self.device.type == "cuda" else len(rows)
+        )
         stack = self._run(f, width, todo, sizes, x, y, theta, buffers, rate, shift)
         norm: Array | None = None
         if on_gpu(theta):
@@ -256,7 +377,10 @@ class Batched:
             total = stack.loss[: len(rows)].double().cpu().numpy()
         loss = total / todo.steps / (rates if stack.fused else 1.0)
         results = (update, buffers, loss, todo.steps, todo.examples, norm)
-        return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
+        return [
+            self._chunk(plan, rows, model, now, models[model].nbytes, *results)
+            for model in present.tolist()
+        ]
 
     def _start_native(
         self, models: list[Weights], plan: Plan, family: Family, library: native.Native, rows: Array, width: int, now: int,
@@ -267,21 +391,31 @@ class Batched:
         clients, sizes = plan.client[rows], family.sizes(plan, rows)
         present, of = np.unique(plan.model[rows], return_inverse=True)
         todo = np.zeros(len(rows), native.ROW)
-        todo["key"] = row_keys(self.seed, now, clients, plan.model[rows], self.device).numpy().view(np.uint64)
+        todo["key"] = (
+            row_keys(self.seed, now, clients, plan.model[rows], self.device).numpy().view(np.uint64)
+        )
         todo["first"], todo["examples"] = family.offsets[family.owners(plan, rows)], sizes
         todo["batch"] = sizes if task.batch is None else task.batch
-        todo["per_epoch"], todo["steps"] = batches_per_epoch(task, sizes, least), local_steps(task, sizes, least)
+        todo["per_epoch"], todo["steps"] = (
+            batches_per_epoch(task, sizes, least),
+            local_steps(task, sizes, least),
+        )
         todo["rate"], todo["start"] = np.array([self.tasks[m].lr_at(now) for m in present])[of], of
         shift = None if correction is None else correction(rows).contiguous()
         start, buffers = (torch.stack([models[m][i] for m in present]) for i in range(2))
         plain = family.steps.plain and shift is None
-        finish = library.start(self.threads, self.workers, width, plain, todo, start, buffers, shift)
+        finish = library.start(
+            self.threads, self.workers, width, plain, todo, start, buffers, shift
+        )
         examples = examples_of(task, sizes, least)
 
         def chunks() -> list[Chunk]:
             result = finish()
             results = (result.update, result.buffers, result.loss, todo["steps"], examples)
-            return [self._chunk(plan, rows, model, now, models[model].nbytes, *results) for model in present.tolist()]
+            return [
+                self._chunk(plan, rows, model, now, models[model].nbytes, *results)
+                for model in present.tolist()
+            ]
 
         return chunks
 
@@ -295,9 +429,18 @@ class Batched:
         number, rows = todo.index.shape[:2]
         if self.device.type == "cuda":
             held = self.graphs.get((f, width, fused))
-            if held is None or held.stack.rows < sizes[0] or len(held.index) < number or len(held.x) < len(x):
-                room = max(sizes[0], min(self._most(f, self.families[f], width), sizes[0] + sizes[0] // 4))  # the next cohort may be larger
-                held = self.graphs[f, width, fused] = GraphStack(steps, room, width, fused, number + number // 4, x, y, self.pool)
+            if (
+                held is None
+                or held.stack.rows < sizes[0]
+                or len(held.index) < number
+                or len(held.x) < len(x)
+            ):
+                room = max(
+                    sizes[0], min(self._most(f, self.families[f], width), sizes[0] + sizes[0] // 4)
+                )  # the next cohort may be larger
+                held = self.graphs[f, width, fused] = GraphStack(
+                    steps, room, width, fused, number + number // 4, x, y, self.pool
+                )
             held.run(todo, sizes, x, y, theta, buffers, rate, shift)
             return held.stack
         stack = Stack(steps, rows, width, fused)
@@ -316,9 +459,28 @@ class Batched:
         """The rows of one model in a stack's results."""
         mine = np.flatnonzero(plan.model[rows] == model)
         if len(mine) < len(rows):
-            update, buffers, loss, steps, examples, rows = update[mine], buffers[mine], loss[mine], steps[mine], examples[mine], rows[mine]
+            update, buffers, loss, steps, examples, rows = (
+                update[mine],
+                buffers[mine],
+                loss[mine],
+                steps[mine],
+                examples[mine],
+                rows[mine],
+            )
             norm = None if norm is None else norm[mine]
         seconds = self.plain.seconds(model, plan.client[rows], examples, 2 * nbytes)
         measured = None if norm is None else (update, norm)
         rate = self.tasks[model].lr_at(now)
-        return Chunk(rows, model, rate, update, buffers, loss, steps, examples, seconds, [""] * len(rows), measured)
+        return Chunk(
+            rows,
+            model,
+            rate,
+            update,
+            buffers,
+            loss,
+            steps,
+            examples,
+            seconds,
+            [""] * len(rows),
+            measured,
+        )

@@ -34,7 +34,12 @@ def rows_that_fit(steps: Steps, width: int) -> int:
     before = torch.cuda.memory_allocated()
     stack = Stack(steps, 2, width, steps.plain)
     index = torch.zeros(2, width, dtype=torch.int64, device=steps.x.device)
-    stack.advance(2, steps.x[index], steps.y[index], torch.zeros(2, width, dtype=steps.dtype, device=steps.x.device))
+    stack.advance(
+        2,
+        steps.x[index],
+        steps.y[index],
+        torch.zeros(2, width, dtype=steps.dtype, device=steps.x.device),
+    )
     torch.cuda.synchronize()
     each = max(1, (torch.cuda.max_memory_allocated() - before) // 2)
     free, _ = torch.cuda.mem_get_info()

@@ -29,7 +29,9 @@ class Functional(local.Dropout):
         self.mask = mask
         self.changed: list[tuple[Tensor, Tensor]] = []
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if func is F.batch_norm:
             return self._batch_norm(*args, **(kwargs or {}))
         if func is recurrent:
@@ -39,7 +41,9 @@ class Functional(local.Dropout):
     def draw(self, n: int) -> Tensor:
         if self.address is None:
             return super().draw(n)
-        drawn: Tensor = local.uniform_at(*self.address, self.calls, n)  # on a GPU an operator is a launch
+        drawn: Tensor = local.uniform_at(
+            *self.address, self.calls, n
+        )  # on a GPU an operator is a launch
         return drawn
 
     def _batch_norm(
@@ -54,8 +58,12 @@ class Functional(local.Dropout):
         eps: float = 1e-5,
     ) -> Tensor:
         if not training and running_mean is not None:
-            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        rounded = input.dtype == torch.bfloat16 and torch.is_autocast_enabled(input.device.type)  # then what follows is float32
+            return F.batch_norm(
+                input, running_mean, running_var, weight, bias, training, momentum, eps
+            )
+        rounded = input.dtype == torch.bfloat16 and torch.is_autocast_enabled(
+            input.device.type
+        )  # then what follows is float32
         if on_gpu(self.mask) and (rounded or input.dtype == torch.float32):
             from rota.engine import kernels
 
@@ -69,19 +77,32 @@ class Functional(local.Dropout):
         mean = (input * real).sum(dims) / count
         apart = input - mean.view(shape)
         var = (apart * apart * real).sum(dims) / count
-        self._note(running_mean, running_var, mean, var * count / (count - 1).clamp(min=1), momentum)
+        self._note(
+            running_mean, running_var, mean, var * count / (count - 1).clamp(min=1), momentum
+        )
         out = apart * torch.rsqrt(var + eps).view(shape)
         if weight is not None:
             out = out * weight.view(shape)
         return out if bias is None else out + bias.view(shape)
 
-    def _note(self, running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, unbiased: Tensor, momentum: float) -> None:
+    def _note(
+        self,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        mean: Tensor,
+        unbiased: Tensor,
+        momentum: float,
+    ) -> None:
         """Note the new running statistics, if there are any."""
         if running_mean is None or running_var is None:
             return
-        pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum  # a row that has finished keeps its statistics
+        pace = (self.mask.sum() > 0).to(
+            running_mean.dtype
+        ) * momentum  # a row that has finished keeps its statistics
         for running, now in ((running_mean, mean), (running_var, unbiased)):
-            self.changed.append((running, torch.lerp(running, now.detach().to(running.dtype), pace)))
+            self.changed.append(
+                (running, torch.lerp(running, now.detach().to(running.dtype), pace))
+            )
 
 
 class Forward(TorchFunctionMode):
@@ -95,7 +116,9 @@ class Forward(TorchFunctionMode):
         super().__init__()
         self.lengths = lengths
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if func is recurrent:
             return _recurrent(*args, **(kwargs or {}))
         if func is F.batch_norm and self.lengths is not None:
@@ -108,13 +131,17 @@ class Forward(TorchFunctionMode):
         bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
         if running_mean is not None:
-            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+            return F.batch_norm(
+                input, running_mean, running_var, weight, bias, training, momentum, eps
+            )
         pixels, ones = list(range(2, input.dim())), [1] * (input.dim() - 2)
 
         def mean(values: Tensor) -> Tensor:
             """Each client's, in the places of its examples."""
             each = values.mean(pixels) if pixels else values
-            own = torch.segment_reduce(each, "mean", lengths=lengths, axis=0, unsafe=True)  # checks would wait for a GPU
+            own = torch.segment_reduce(
+                each, "mean", lengths=lengths, axis=0, unsafe=True
+            )  # checks would wait for a GPU
             return own.repeat_interleave(lengths, 0, output_size=len(each)).view(*each.shape, *ones)
 
         apart = input - mean(input)
@@ -125,7 +152,10 @@ class Forward(TorchFunctionMode):
 
 def takes_statistics(module: nn.Module) -> bool:
     """Whether an example's results depend on those beside it in a pass for results alone, too: BatchNorm without running statistics."""
-    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None for layer in module.modules())
+    return any(
+        isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
+        for layer in module.modules()
+    )
 
 
 def _recurrent(inputs: Tensor, weight: Tensor) -> Tensor:

@@ -44,7 +44,13 @@ def optimiser(task: Task, now: int, params: Iterable[Tensor]) -> torch.optim.Opt
     """The local optimiser of one row, fresh."""
     if task.optimizer == "adam":
         return torch.optim.Adam(params, lr=task.lr_at(now), weight_decay=task.weight_decay)
-    return torch.optim.SGD(params, lr=task.lr_at(now), momentum=task.momentum, nesterov=task.nesterov, weight_decay=task.weight_decay)
+    return torch.optim.SGD(
+        params,
+        lr=task.lr_at(now),
+        momentum=task.momentum,
+        nesterov=task.nesterov,
+        weight_decay=task.weight_decay,
+    )
 
 
 def batches(task: Task, examples: int, key: Tensor, least: int = 1) -> list[Tensor]:
@@ -102,7 +108,13 @@ class Dropout(TorchFunctionMode):
         self.key = rng.fold(self.row, step)
         self.calls = 0
 
-    def __torch_function__(self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func not in _MASKED:
             return func(*args, **(kwargs or {}))
         return self._masked(func in _WHOLE_CHANNELS, *args, **(kwargs or {}))
@@ -112,7 +124,14 @@ class Dropout(TorchFunctionMode):
         drawn: Tensor = uniform(rng.fold(self.key, self.calls), n)
         return drawn
 
-    def _masked(self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG002
+    def _masked(
+        self,
+        channels: bool,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> Tensor:
         if not training or p == 0:
             return input
         self.calls += 1
@@ -135,7 +154,10 @@ def uses_dropout(module: nn.Module, x: Tensor) -> bool:
 
 def on_device(part: Part, device: torch.device) -> tuple[Tensor, Tensor]:
     """A part's examples on the device; or where they are, if they would fill it: what a chunk needs is then sent as it comes up."""
-    if device.type == "cuda" and part.x.nbytes + part.y.nbytes > FILLED * torch.cuda.mem_get_info(device)[0]:
+    if (
+        device.type == "cuda"
+        and part.x.nbytes + part.y.nbytes > FILLED * torch.cuda.mem_get_info(device)[0]
+    ):
         return part.x, part.y
     return part.x.to(device), part.y.to(device)
 

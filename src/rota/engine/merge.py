@@ -20,9 +20,16 @@ Node = Any  # fx.Node, whose arguments may be anything
 aten = torch.ops.aten
 rota = torch.ops.rota
 LINEAR, LINEAR_BACKWARD = rota.linear_rows.default, rota.linear_rows_backward.default
-CONVOLUTION, CONVOLUTION_BACKWARD = rota.convolution_rows.default, rota.convolution_rows_backward.default
+CONVOLUTION, CONVOLUTION_BACKWARD = (
+    rota.convolution_rows.default,
+    rota.convolution_rows_backward.default,
+)
 NORM, NORM_BACKWARD = rota.batch_norm_rows.default, rota.batch_norm_rows_backward.default
-UNPOOL, DROP, LOSS = rota.unpool_rows.default, rota.drop_rows.default, rota.cross_entropy_rows.default
+UNPOOL, DROP, LOSS = (
+    rota.unpool_rows.default,
+    rota.drop_rows.default,
+    rota.cross_entropy_rows.default,
+)
 RECURRENT, RECURRENT_BACKWARD = rota.recurrent_rows.default, rota.recurrent_rows_backward.default
 CASTS = {aten._to_copy.default}
 VIEWS = {aten.view.default, aten._unsafe_view.default}
@@ -48,7 +55,16 @@ for op in (
 def merge(graph: fx.Graph) -> None:
     """Rewrite one client's step (as `trace` made it), in place."""
     _simplify(graph)
-    for change in (_losses, _gates, _dropouts, _layers, _pools, _linear_gradients, _convolution_gradients, _layouts):
+    for change in (
+        _losses,
+        _gates,
+        _dropouts,
+        _layers,
+        _pools,
+        _linear_gradients,
+        _convolution_gradients,
+        _layouts,
+    ):
         change(graph)
         graph.eliminate_dead_code()
     graph.lint()
@@ -74,7 +90,13 @@ def _only(node: Node, user: Node) -> bool:
     return list(node.users) == [user]
 
 
-def _insert(graph: fx.Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], like: Node | None = None) -> Node:
+def _insert(
+    graph: fx.Graph,
+    before: Node,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    like: Node | None = None,
+) -> Node:
     with graph.inserting_before(before):
         node = graph.call_function(target, args)
     if like is not None:
@@ -96,8 +118,14 @@ def _simplify(graph: fx.Graph) -> None:
         if _is(inner, aten.t.default):
             node.replace_all_uses_with(inner.args[0])
     for node in _calls(graph, aten.mul.Tensor):
-        one = _through(node.args[0], {aten.expand.default, aten.view.default, aten.unsqueeze.default})
-        if _is(one, aten.ones_like.default) and _is_node(node.args[1]) and _shape(node.args[1]) == _shape(node):
+        one = _through(
+            node.args[0], {aten.expand.default, aten.view.default, aten.unsqueeze.default}
+        )
+        if (
+            _is(one, aten.ones_like.default)
+            and _is_node(node.args[1])
+            and _shape(node.args[1]) == _shape(node)
+        ):
             node.replace_all_uses_with(node.args[1])
 
 
@@ -105,13 +133,25 @@ def _losses(graph: fx.Graph) -> None:
     """Softmax, cross-entropy, their weighted sum and its gradient."""
     for back in _calls(graph, aten._log_softmax_backward_data.default):
         inner, soft = back.args[0], back.args[1]
-        if not (_is(inner, aten.nll_loss_backward.default) and _is(soft, aten._log_softmax.default) and inner.args[1] is soft):
+        if not (
+            _is(inner, aten.nll_loss_backward.default)
+            and _is(soft, aten._log_softmax.default)
+            and inner.args[1] is soft
+        ):
             continue
         weight, _, target = inner.args[:3]
         logits = soft.args[0]
-        if len(_shape(soft)) != 2 or inner.args[3:6] != (None, 0, -100) or _shape(soft)[1] > kernels.CLASSES:
+        if (
+            len(_shape(soft)) != 2
+            or inner.args[3:6] != (None, 0, -100)
+            or _shape(soft)[1] > kernels.CLASSES
+        ):
             continue
-        for losses in [node for node in soft.users if _is(node, aten.nll_loss_forward.default) and node.args[1] is target]:
+        for losses in [
+            node
+            for node in soft.users
+            if _is(node, aten.nll_loss_forward.default) and node.args[1] is target
+        ]:
             for each in _items(losses, 0):
                 total = [
                     whole
@@ -122,7 +162,9 @@ def _losses(graph: fx.Graph) -> None:
                 ]
                 if len(total) == 1 and len(each.users) == 1:
                     both = _insert(graph, losses, LOSS, (logits, target, weight))
-                    loss, gradient = (_insert(graph, losses, operator.getitem, (both, i)) for i in range(2))
+                    loss, gradient = (
+                        _insert(graph, losses, operator.getitem, (both, i)) for i in range(2)
+                    )
                     gradient.meta = dict(back.meta)
                     total[0].replace_all_uses_with(loss)
                     back.replace_all_uses_with(gradient)
@@ -148,19 +190,30 @@ def _move(graph: fx.Graph, node: Node) -> bool:
     if not (_is_node(g) and _is_node(x) and _only(g, node)):
         return False
     if _is(g, aten.max_pool2d_with_indices_backward.default) and g.args[1] is x:
-        pooled = [item for pool in x.users if _is(pool, aten.max_pool2d_with_indices.default) for item in _items(pool, 0)]
+        pooled = [
+            item
+            for pool in x.users
+            if _is(pool, aten.max_pool2d_with_indices.default)
+            for item in _items(pool, 0)
+        ]
         if len(pooled) == 1:
             earlier = _insert(graph, g, gate, (g.args[0], pooled[0], scale), g.args[0])
             g.args = (earlier, *g.args[1:])
             node.replace_all_uses_with(g)
             graph.erase_node(node)
             return True
-    if _is(g, aten.mul.Tensor) and _is(g.args[0], aten.div.Tensor):  # dropout: x * mask / kept forward, g / kept * mask backward
+    if _is(g, aten.mul.Tensor) and _is(
+        g.args[0], aten.div.Tensor
+    ):  # dropout: x * mask / kept forward, g / kept * mask backward
         inner, mask = g.args
         for product in x.users:
             if _is(product, aten.mul.Tensor) and product.args == (x, mask):
                 for dropped in product.users:
-                    if _is(dropped, aten.div.Tensor) and dropped.args[1] == inner.args[1] and isinstance(dropped.args[1], float):
+                    if (
+                        _is(dropped, aten.div.Tensor)
+                        and dropped.args[1] == inner.args[1]
+                        and isinstance(dropped.args[1], float)
+                    ):
                         node.args = (inner.args[0], dropped, scale / inner.args[1])
                         for old in (g, inner):
                             if not old.users:
@@ -188,7 +241,9 @@ def _dropouts(graph: fx.Graph) -> None:
             continue
         key, number, call, n = mask.args[0].args
         if n == torch.Size(_shape(node)).numel() and abs(1 - mask.args[1] - node.args[1]) < 1e-12:
-            dropped = _insert(graph, node, DROP, (product.args[0], key, number, call, mask.args[1]), node)
+            dropped = _insert(
+                graph, node, DROP, (product.args[0], key, number, call, mask.args[1]), node
+            )
             node.replace_all_uses_with(dropped)
 
 
@@ -223,7 +278,12 @@ def _layers(graph: fx.Graph) -> None:
 
 
 def _replace(
-    graph: fx.Graph, node: Node, target: Callable[..., Any], args: tuple[Any, ...], more: tuple[Any, ...] = (), item: int | None = None
+    graph: fx.Graph,
+    node: Node,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    more: tuple[Any, ...] = (),
+    item: int | None = None,
 ) -> None:
     relu = _relu(node)
     last = relu or node
@@ -240,17 +300,23 @@ def _pools(graph: fx.Graph) -> None:
         kernel, stride, padding, dilation, whole = node.args[1:] + usual[len(node.args) - 1 :]
         if not (_is(image, operator.getitem) and _is(image.args[0], CONVOLUTION)):
             continue
-        backs = [user for user in image.users if _is(user, aten.max_pool2d_with_indices_backward.default)]
+        backs = [
+            user for user in image.users if _is(user, aten.max_pool2d_with_indices_backward.default)
+        ]
         if (kernel, stride or kernel, padding, dilation, whole) != usual:
             continue
-        if set(image.users) != {node, *backs} or any(back.args[0] is image or back.args[7] not in _items(node, 1) for back in backs):
+        if set(image.users) != {node, *backs} or any(
+            back.args[0] is image or back.args[7] not in _items(node, 1) for back in backs
+        ):
             continue
         made = image.args[0]
         pooled = _insert(graph, made, CONVOLUTION, (*made.args[:-2], True, False))
         items = [_insert(graph, made, operator.getitem, (pooled, i)) for i in range(2)]
         items[0].meta = dict(_items(node, 0)[0].meta)
         for back in backs:
-            back.replace_all_uses_with(_insert(graph, back, UNPOOL, (back.args[0], items[1], *_shape(image)[2:]), back))
+            back.replace_all_uses_with(
+                _insert(graph, back, UNPOOL, (back.args[0], items[1], *_shape(image)[2:]), back)
+            )
         for item in _items(node, 0):
             item.replace_all_uses_with(items[0])
 
@@ -269,26 +335,56 @@ def _linear_gradients(graph: fx.Graph) -> None:
     for at, result in results.items():
         product = _through(result, CASTS | TURNS)
         turns = sum(_is(step, aten.t.default) for step in _way(result, product))
-        if not _is(product, aten.mm.default) or turns % 2 or len(product.users) != 1 or not _is(product.args[0], aten.t.default):
+        if (
+            not _is(product, aten.mm.default)
+            or turns % 2
+            or len(product.users) != 1
+            or not _is(product.args[0], aten.t.default)
+        ):
             continue
         weight, dy, x = params[at], product.args[0].args[0], product.args[1]
-        if _shape(weight) != _shape(product) or any(len(step.users) != 1 for step in _way(result, product)):
+        if _shape(weight) != _shape(product) or any(
+            len(step.users) != 1 for step in _way(result, product)
+        ):
             continue
         backs = [
             user
             for user in dy.users
-            if _is(user, aten.mm.default) and user.args[0] is dy and _same(user.args[1], weight) and user is not product
+            if _is(user, aten.mm.default)
+            and user.args[0] is dy
+            and _same(user.args[1], weight)
+            and user is not product
         ]
         bias = [b for b, summed in sums.items() if summed is dy]
-        if len(backs) > 1 or len(bias) > 1 or any(len(step.users) != 1 for b in bias for step in _way(results[b], dy)):
+        if (
+            len(backs) > 1
+            or len(bias) > 1
+            or any(len(step.users) != 1 for b in bias for step in _way(results[b], dy))
+        ):
             continue
         first = min([product, *backs])
-        masked = [user for user in backs[0].users if _is(user, gate) and user.args[1] is x and _only(backs[0], user)] if backs else []
+        masked = (
+            [
+                user
+                for user in backs[0].users
+                if _is(user, gate) and user.args[1] is x and _only(backs[0], user)
+            ]
+            if backs
+            else []
+        )
         scale = masked[0].args[2] if masked else 0.0
-        made = _insert(graph, first, LINEAR_BACKWARD, (dy, x, weight, scale, bool(backs), bool(bias)))
-        for place, old in ((0, (masked or backs or [None])[0]), (1, result), (2, results[bias[0]] if bias else None)):
+        made = _insert(
+            graph, first, LINEAR_BACKWARD, (dy, x, weight, scale, bool(backs), bool(bias))
+        )
+        for place, old in (
+            (0, (masked or backs or [None])[0]),
+            (1, result),
+            (2, results[bias[0]] if bias else None),
+        ):
             if old is not None:
-                old.replace_all_uses_with(_insert(graph, first, operator.getitem, (made, place), old))
+                old.replace_all_uses_with(
+                    _insert(graph, first, operator.getitem, (made, place), old)
+                )
 
 
 def _way(node: Any, end: Any) -> list[Node]:
@@ -312,7 +408,11 @@ def _same(node: Any, weight: Node) -> bool:
 def _summed(node: Any) -> Any:
     """What a result is the sum of over the examples."""
     node = _through(node, CASTS | VIEWS)
-    if _is(node, aten.sum.dim_IntList) and list(node.args[1]) == [0] and len(_shape(node.args[0])) == 2:
+    if (
+        _is(node, aten.sum.dim_IntList)
+        and list(node.args[1]) == [0]
+        and len(_shape(node.args[0])) == 2
+    ):
         return node.args[0]
     return None
 
@@ -321,12 +421,26 @@ def _convolution_gradients(graph: fx.Graph) -> None:
     """The gradients of a convolution for its input, its weights and its bias."""
     for node in _calls(graph, aten.convolution_backward.default):
         dy, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = node.args
-        if len(_shape(dy)) != 4 or groups != 1 or transposed or set(dilation) != {1} or not wanted[1]:
+        if (
+            len(_shape(dy)) != 4
+            or groups != 1
+            or transposed
+            or set(dilation) != {1}
+            or not wanted[1]
+        ):
             continue
         inputs, weights, biases = (_items(node, place) for place in range(3))
         if wanted[0] and len(inputs) != 1:
             continue
-        masked = [user for user in inputs[0].users if _is(user, gate) and user.args[1] is x and _only(inputs[0], user)] if wanted[0] else []
+        masked = (
+            [
+                user
+                for user in inputs[0].users
+                if _is(user, gate) and user.args[1] is x and _only(inputs[0], user)
+            ]
+            if wanted[0]
+            else []
+        )
         scale = masked[0].args[2] if masked else 0.0
         g, which = dy.args[:2] if _is(dy, UNPOOL) else (dy, None)
         args = (g, x, _through(weight, CASTS), which, stride, padding, scale, wanted[0], wanted[2])
@@ -334,7 +448,9 @@ def _convolution_gradients(graph: fx.Graph) -> None:
         for place, olds in enumerate((masked or (inputs if wanted[0] else []), weights, biases)):
             for old in olds:
                 new = _insert(graph, node, operator.getitem, (made, place), old)
-                for user in list(old.users):  # the gradients are of the parameters' own type already
+                for user in list(
+                    old.users
+                ):  # the gradients are of the parameters' own type already
                     if place and _is(user, *CASTS):
                         user.replace_all_uses_with(new)
                 old.replace_all_uses_with(new)
@@ -360,14 +476,24 @@ def in_place(graph: fx.Graph) -> None:
     """Let layers' gradients go straight to where a stacked step (as `fuse` made it) takes them: out of the weights, or to their place."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     for node in _calls(graph, *IN_PLACE):
-        ends = {place: [end for item in _items(node, place) for end in item.users] for place in (1, 2)}
-        if any(len(users) > 1 or not all(_is(end, *ENDS) and end.args[1].args[0] is node for end in users) for users in ends.values()):
+        ends = {
+            place: [end for item in _items(node, place) for end in item.users] for place in (1, 2)
+        }
+        if any(
+            len(users) > 1
+            or not all(_is(end, *ENDS) and end.args[1].args[0] is node for end in users)
+            for users in ends.values()
+        ):
             continue
         if not ends[1]:
             continue
         subtract = ENDS[ends[1][0].target]
         places = [users[0].args[0] if users else None for users in ends.values()]
-        if subtract and any(_read_after(place, order, order[node], node, ends) for place in places if place is not None):
+        if subtract and any(
+            _read_after(place, order, order[node], node, ends)
+            for place in places
+            if place is not None
+        ):
             continue
         made, kept = IN_PLACE[node.target]
         new = _insert(graph, node, made, (*node.args[:kept], *places, subtract))
@@ -380,11 +506,15 @@ def in_place(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _read_after(value: Node, order: dict[Node, int], when: int, node: Node, ends: dict[int, list[Node]]) -> bool:
+def _read_after(
+    value: Node, order: dict[Node, int], when: int, node: Node, ends: dict[int, list[Node]]
+) -> bool:
     """Whether anything but the step itself uses a parameter, or a view of it, after its gradient is known."""
     for user in value.users:
         if user is node or any(user in users for users in ends.values()):
             continue
-        if order.get(user, when) > when or (user.target in ALIASES and _read_after(user, order, when, node, ends)):
+        if order.get(user, when) > when or (
+            user.target in ALIASES and _read_after(user, order, when, node, ends)
+        ):
             return True
     return False

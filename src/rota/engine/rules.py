@@ -51,7 +51,11 @@ class Rows(fx.Interpreter):
 
     def _everywhere(self, constant: Any) -> Any:
         """A constant is the same in all rows, and gets a row axis of its own."""
-        return constant.expand(self.rows, *constant.shape) if isinstance(constant, Tensor) else constant
+        return (
+            constant.expand(self.rows, *constant.shape)
+            if isinstance(constant, Tensor)
+            else constant
+        )
 
     def run_rows(self, rows: int, *inputs: Any) -> Any:
         self.rows = rows
@@ -62,7 +66,9 @@ def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1) if bias.dim() == 2 else bias, a, b)
 
 
-def _nll_loss(log_p: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int) -> tuple[Tensor, Tensor] | None:
+def _nll_loss(
+    log_p: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
+) -> tuple[Tensor, Tensor] | None:
     """-log p of the target's class. Padding examples have a valid class, so nothing needs to be ignored."""
     if weight is not None or reduction != 0 or log_p.dim() != 3 or ignore != -100:
         return None
@@ -76,7 +82,7 @@ def _nll_loss_backward(
     weight: Tensor | None,
     reduction: int,
     ignore: int,
-    total: Tensor,  # noqa: ARG001
+    total: Tensor,
 ) -> Tensor | None:
     if weight is not None or reduction != 0 or log_p.dim() != 3 or ignore != -100:
         return None
@@ -89,15 +95,25 @@ def _plain_2d(x: Tensor, dilation: Sequence[int], transposed: bool, groups: int)
 
 def on_gpu(x: Tensor) -> bool:
     """Whether the Triton kernels can take a tensor."""
-    return x.is_cuda and x.dtype in (torch.float32, torch.bool) and importlib.util.find_spec("triton") is not None
+    return (
+        x.is_cuda
+        and x.dtype in (torch.float32, torch.bool)
+        and importlib.util.find_spec("triton") is not None
+    )
 
 
-def patches(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+def patches(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
     """im2col with the examples in the columns' place: [rows, batch * out_height * out_width, channels * kernel]."""
     padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    windows = padded.unfold(3, size[0], stride[0]).unfold(4, size[1], stride[1])  # [R, B, C, H', W', kh, kw]
+    windows = padded.unfold(3, size[0], stride[0]).unfold(
+        4, size[1], stride[1]
+    )  # [R, B, C, H', W', kh, kw]
     rows, batch, channels, high, wide = windows.shape[:5]
-    return windows.permute(0, 1, 3, 4, 2, 5, 6).reshape(rows, batch * high * wide, channels * size[0] * size[1])
+    return windows.permute(0, 1, 3, 4, 2, 5, 6).reshape(
+        rows, batch * high * wide, channels * size[0] * size[1]
+    )
 
 
 def _convolution(
@@ -108,7 +124,7 @@ def _convolution(
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    output_padding: Sequence[int],  # noqa: ARG001
+    output_padding: Sequence[int],
     groups: int,
 ) -> Tensor | None:
     """[R, B, C, H, W] with [R, O, C, kh, kw]; the result has channels-last strides, which cost nothing to what follows."""
@@ -118,7 +134,11 @@ def _convolution(
     high, wide = ((x.shape[3 + i] + 2 * padding[i] - size[i]) // stride[i] + 1 for i in range(2))
     kernel = weight.flatten(2).transpose(1, 2)
     columns = patches(x, size, stride, padding)
-    flat = torch.bmm(columns, kernel) if bias is None else torch.baddbmm(bias.unsqueeze(1), columns, kernel)
+    flat = (
+        torch.bmm(columns, kernel)
+        if bias is None
+        else torch.baddbmm(bias.unsqueeze(1), columns, kernel)
+    )
     return flat.view(len(x), x.shape[1], high, wide, weight.shape[1]).permute(0, 1, 4, 2, 3)
 
 
@@ -131,7 +151,7 @@ def _convolution_backward(
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    output_padding: Sequence[int],  # noqa: ARG001
+    output_padding: Sequence[int],
     groups: int,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...] | None:
@@ -144,9 +164,13 @@ def _convolution_backward(
     if wanted[0]:
         columns = torch.bmm(flat, weight.flatten(2))  # [R, B * L, C * kernel]
         columns = columns.view(rows * batch, high * wide, -1).transpose(1, 2)
-        d_input = F.fold(columns, tuple(x.shape[3:]), tuple(size), padding=tuple(padding), stride=tuple(stride)).view(x.shape)
+        d_input = F.fold(
+            columns, tuple(x.shape[3:]), tuple(size), padding=tuple(padding), stride=tuple(stride)
+        ).view(x.shape)
     if wanted[1]:
-        d_weight = torch.bmm(flat.transpose(1, 2), patches(x, size, stride, padding)).view(weight.shape)
+        d_weight = torch.bmm(flat.transpose(1, 2), patches(x, size, stride, padding)).view(
+            weight.shape
+        )
     if wanted[2] and bias_sizes is not None:
         d_bias = flat.sum(1)
     return d_input, d_weight, d_bias
@@ -156,7 +180,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.bmm,
     aten.addmm.default: _addmm,
     aten.t.default: lambda a: a.transpose(1, 2),
-    aten.view.default: lambda a, shape: a.reshape(len(a), *shape),  # what is contiguous for one may not be so in a stack
+    aten.view.default: lambda a, shape: a.reshape(
+        len(a), *shape
+    ),  # what is contiguous for one may not be so in a stack
     torch.ops.rota.uniform.default: local.uniform,
     torch.ops.rota.uniform_at.default: local.uniform_at,
     aten.nll_loss_forward.default: _nll_loss,

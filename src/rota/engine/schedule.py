@@ -35,7 +35,16 @@ class Schedule:
 
 
 def schedule(
-    task: Task, plan_rows: Array, sizes: Array, first: Array, plan: Plan, now: int, seed: int, least: int, width: int, device: torch.device
+    task: Task,
+    plan_rows: Array,
+    sizes: Array,
+    first: Array,
+    plan: Plan,
+    now: int,
+    seed: int,
+    least: int,
+    width: int,
+    device: torch.device,
 ) -> Schedule:
     """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first; row r has sizes[r] examples,
     which begin at first[r] of those at hand.
@@ -47,25 +56,47 @@ def schedule(
     epochs = int((-(-steps // np.maximum(per_epoch, 1))).max())
     longest = int(sizes.max())
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        word = np.full(len(clients), np.array(rng.key(seed, "train", now), np.uint64).view(np.int64))
-        columns = (word, clients, plan.model[plan_rows], sizes, first, steps, np.maximum(per_epoch, 1), size)
-        return _on_gpu(np.stack(columns), epochs, longest, width, examples_of(task, sizes, least), device)
+        word = np.full(
+            len(clients), np.array(rng.key(seed, "train", now), np.uint64).view(np.int64)
+        )
+        columns = (
+            word,
+            clients,
+            plan.model[plan_rows],
+            sizes,
+            first,
+            steps,
+            np.maximum(per_epoch, 1),
+            size,
+        )
+        return _on_gpu(
+            np.stack(columns), epochs, longest, width, examples_of(task, sizes, least), device
+        )
     key = row_keys(seed, now, clients, plan.model[plan_rows], device)
     count, bound = torch.as_tensor(sizes, device=device), torch.as_tensor(size, device=device)
     position = torch.arange(longest, device=device)
     pieces = []
     slots = int(per_epoch.max())
     column = torch.arange(width, device=device)
-    place = torch.arange(slots, device=device)[:, None] * bound[:, None, None] + column  # [rows, slots, width]
+    place = (
+        torch.arange(slots, device=device)[:, None] * bound[:, None, None] + column
+    )  # [rows, slots, width]
     real = (place < count[:, None, None]) & (column < bound[:, None, None])
     for epoch in range(epochs):
         # words beyond a row's own examples sort last, so that the first `size` places are local.batches' order
         words = rng.bits(rng.fold(key, epoch), longest)
-        order = torch.argsort(torch.where(position < count[:, None], words, torch.iinfo(torch.int64).max), dim=1, stable=True)
+        order = torch.argsort(
+            torch.where(position < count[:, None], words, torch.iinfo(torch.int64).max),
+            dim=1,
+            stable=True,
+        )
         picked = order.gather(1, place.clamp(max=longest - 1).flatten(1)).view(place.shape)
         pieces.append(torch.where(real, picked, 0))
     start = torch.as_tensor(first, device=device)
-    index, real = _join(pieces, per_epoch, steps, device), _join([real] * epochs, per_epoch, steps, device)
+    index, real = (
+        _join(pieces, per_epoch, steps, device),
+        _join([real] * epochs, per_epoch, steps, device),
+    )
     number = real.sum(-1, keepdim=True)
     examples = number.sum(dim=(0, 2)).cpu().numpy()
     weight = real.double() / number.clamp(min=1)
@@ -80,7 +111,9 @@ def row_keys(seed: int, now: int, clients: Array, models: Array, device: torch.d
     return key
 
 
-def _on_gpu(columns: Array, epochs: int, longest: int, width: int, examples: Array, device: torch.device) -> Schedule:
+def _on_gpu(
+    columns: Array, epochs: int, longest: int, width: int, examples: Array, device: torch.device
+) -> Schedule:
     """The same in a few launches. `columns` are the round's key, client, model, examples, first, steps, steps an epoch, batch size."""
     from rota.engine import kernels
 

@@ -49,11 +49,17 @@ class Score:
 class Scorer:
     """The tasks' test parts on one device: each is there once, however many models are tested on it."""
 
-    def __init__(self, tasks: list[Task], modules: list[nn.Module], flops: list[float], device: torch.device) -> None:
+    def __init__(
+        self, tasks: list[Task], modules: list[nn.Module], flops: list[float], device: torch.device
+    ) -> None:
         self.tasks, self.modules, self.flops, self.device = tasks, modules, flops, device
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.stacks: dict[Kind, bool] = {}  # whether a kind of model can be stacked
-        self.threads = ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) if device.type == "cpu" else None
+        self.threads = (
+            ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
+            if device.type == "cpu"
+            else None
+        )
 
     def passes(self, s: int, sizes: Sequence[int] | Array) -> list[tuple[slice, Tensor | None]]:
         """Owners' examples, one after the other, in passes over model s; each with its `lengths` if results depend on who is beside whom.
@@ -61,14 +67,28 @@ class Scorer:
         The number of examples in a pass does not depend on the device then.
         """
         if not takes_statistics(self.modules[s]):
-            most = int(np.clip(WORK / max(self.flops[s], 1.0), ON_CPU, BATCH)) if self.threads else BATCH
+            most = (
+                int(np.clip(WORK / max(self.flops[s], 1.0), ON_CPU, BATCH))
+                if self.threads
+                else BATCH
+            )
             total = int(np.sum(sizes))
             return [(slice(start, start + most), None) for start in range(0, total, most)]
-        pieces = np.array([len(piece) for n in sizes if n for piece in np.array_split(np.arange(n), -(-n // BATCH))])
+        pieces = np.array(
+            [
+                len(piece)
+                for n in sizes
+                if n
+                for piece in np.array_split(np.arange(n), -(-n // BATCH))
+            ]
+        )
         number = (np.cumsum(pieces) - pieces) // BATCH
         cuts = np.split(pieces, np.flatnonzero(np.diff(number)) + 1)
         starts = np.cumsum([0, *(cut.sum() for cut in cuts)]).tolist()
-        lengths = [torch.from_numpy(cut).to(self.device) if len(cut) > 1 or cut[0] == 1 else None for cut in cuts]
+        lengths = [
+            torch.from_numpy(cut).to(self.device) if len(cut) > 1 or cut[0] == 1 else None
+            for cut in cuts
+        ]
         return list(zip(map(slice, starts, starts[1:]), lengths, strict=False))
 
     def one_by_one(self, models: list[Weights], which: Sequence[int]) -> list[Score]:
@@ -80,12 +100,18 @@ class Scorer:
         kinds: dict[Kind, list[int]] = {}
         for s in which:
             task = self.tasks[s]
-            kinds.setdefault((id(task.model), id(task.data), id(task.loss), id(task.score)), []).append(s)
+            kinds.setdefault(
+                (id(task.model), id(task.data), id(task.loss), id(task.score)), []
+            ).append(s)
         found: dict[int, Score] = {}
         for kind, mine in kinds.items():
             height = STACK if self._stackable(kind, models, mine) else 1
             for some in (mine[start : start + height] for start in range(0, len(mine), height)):
-                measure = self._stacked(some, models) if len(some) > 1 else self._plain(some[0], models[some[0]])
+                measure = (
+                    self._stacked(some, models)
+                    if len(some) > 1
+                    else self._plain(some[0], models[some[0]])
+                )
                 found |= zip(some, self._score(some, measure), strict=True)
         return [found[s] for s in which]
 
@@ -93,10 +119,18 @@ class Scorer:
         data = self.tasks[which[0]].data
         x, y = self._test(data)
         parts = self.passes(which[0], [len(y)] if data.shared_test else data.test.sizes)
-        pieces = self.spread(lambda part: measure(x[part[0]].to(self.device), y[part[0]].to(self.device), part[1]), parts)
-        loss, hits = (torch.cat(side, dim=1).double().cpu().numpy() for side in zip(*pieces, strict=True))
+        pieces = self.spread(
+            lambda part: measure(x[part[0]].to(self.device), y[part[0]].to(self.device), part[1]),
+            parts,
+        )
+        loss, hits = (
+            torch.cat(side, dim=1).double().cpu().numpy() for side in zip(*pieces, strict=True)
+        )
         clients = [None if data.shared_test else _by_client(data, each) for each in hits]
-        return [Score(float(a.mean()), float(b.mean()), own) for a, b, own in zip(loss, hits, clients, strict=True)]
+        return [
+            Score(float(a.mean()), float(b.mean()), own)
+            for a, b, own in zip(loss, hits, clients, strict=True)
+        ]
 
     def spread(self, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
         """A function of each of these parts, on all cores of a CPU."""
@@ -144,7 +178,9 @@ class Scorer:
             x, y = (part[:8].to(self.device) for part in self._test(self.tasks[which[0]].data))
             module = self.modules[which[0]]
             slow = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-            self.stacks[kind] = not slow and not takes_statistics(module) and self._agree(which[:2], models, x, y)
+            self.stacks[kind] = (
+                not slow and not takes_statistics(module) and self._agree(which[:2], models, x, y)
+            )
         return self.stacks[kind]
 
     @torch.no_grad()
@@ -162,8 +198,12 @@ class Scorer:
 def forward(module: nn.Module, x: Tensor, lengths: Tensor | None = None) -> Tensor:
     """A module's outputs; `lengths`: how many of the examples, one after the other, are each owner's, who knows no others."""
     if x.is_cuda and x.dim() == 4:
-        x = x.contiguous(memory_format=torch.channels_last)  # convolutions would turn round all they see otherwise
-    with Forward(lengths) if x.is_cuda or lengths is not None else nullcontext():  # it costs a little on every call
+        x = x.contiguous(
+            memory_format=torch.channels_last
+        )  # convolutions would turn round all they see otherwise
+    with (
+        Forward(lengths) if x.is_cuda or lengths is not None else nullcontext()
+    ):  # it costs a little on every call
         out: Tensor = module(x)
         return out
 
@@ -171,4 +211,6 @@ def forward(module: nn.Module, x: Tensor, lengths: Tensor | None = None) -> Tens
 def _by_client(data: Federation, hits: Array) -> Array:
     owners = np.repeat(np.arange(data.test.clients), data.test.sizes)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.bincount(owners, weights=hits, minlength=data.test.clients) / data.test.sizes)
+        return np.asarray(
+            np.bincount(owners, weights=hits, minlength=data.test.clients) / data.test.sizes
+        )

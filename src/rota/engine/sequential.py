@@ -12,29 +12,49 @@ from torch import Tensor, nn
 from rota import rng, weights
 from rota.data.federation import Array
 from rota.engine import local
-from rota.engine.clock import Devices, step_flops
 from rota.engine.local import Correction
 from rota.engine.score import Score, Scorer, forward
 from rota.errors import not_a_clients, what_and_where
 from rota.plan import Chunk, Plan, Task
 from rota.weights import Weights
+from rota.world.devices import Devices, step_flops
 
 
 class Sequential:
     """Trains the rows of a plan one by one on one device."""
 
-    def __init__(self, tasks: list[Task], devices: Devices, seed: int, device: torch.device, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        tasks: list[Task],
+        devices: Devices,
+        seed: int,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.autocast = autocast
         self.tasks = tasks
         self.seed = seed
         self.device = device
-        self.modules = [task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)]
-        self.counters = [[(b, b.clone()) for b in module.buffers() if not b.is_floating_point()] for module in self.modules]
-        self.start = [weights.read(module) for module in self.modules]  # the modules themselves are worked with
+        self.modules = [
+            task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)
+        ]
+        self.counters = [
+            [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+            for module in self.modules
+        ]
+        self.start = [
+            weights.read(module) for module in self.modules
+        ]  # the modules themselves are worked with
         held = {id(task.data): local.on_device(task.data.train, device) for task in tasks}
         self.data = [held[id(task.data)] for task in tasks]
-        self.dropout = [local.uses_dropout(m, x[:2].to(device)) for m, (x, _) in zip(self.modules, self.data, strict=True)]
-        self.least = [local.smallest_batch(m, x[:1].to(device)) for m, (x, _) in zip(self.modules, self.data, strict=True)]
+        self.dropout = [
+            local.uses_dropout(m, x[:2].to(device))
+            for m, (x, _) in zip(self.modules, self.data, strict=True)
+        ]
+        self.least = [
+            local.smallest_batch(m, x[:1].to(device))
+            for m, (x, _) in zip(self.modules, self.data, strict=True)
+        ]
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
@@ -45,16 +65,28 @@ class Sequential:
         """The models before the first round."""
         return self.start
 
-    def train(self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None) -> Iterator[Chunk]:
+    def train(
+        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
+    ) -> Iterator[Chunk]:
         """Run the plan's rows from these models, as in round `now`."""
-        for row, (client, model) in enumerate(zip(plan.client.tolist(), plan.model.tolist(), strict=True)):
+        for row, (client, model) in enumerate(
+            zip(plan.client.tolist(), plan.model.tolist(), strict=True)
+        ):
             shift = None if correction is None else correction(np.array([row]))[0]
             try:
-                end, loss, steps, examples, reason = self._train_row(models[model], client, model, now, shift)
+                end, loss, steps, examples, reason = self._train_row(
+                    models[model], client, model, now, shift
+                )
             except Exception as error:  # a model or a loss of the user's own may raise anything
                 if not_a_clients(error):
                     raise
-                end, loss, steps, examples, reason = models[model], float("nan"), 0, 0, what_and_where(error)
+                end, loss, steps, examples, reason = (
+                    models[model],
+                    float("nan"),
+                    0,
+                    0,
+                    what_and_where(error),
+                )
             yield Chunk(
                 rows=np.array([row]),
                 model=model,
@@ -64,21 +96,29 @@ class Sequential:
                 loss=np.array([loss]),
                 steps=np.array([steps]),
                 examples=np.array([examples]),
-                seconds=self.seconds(model, plan.client[[row]], np.array([examples]), 2 * models[model].nbytes),
+                seconds=self.seconds(
+                    model, plan.client[[row]], np.array([examples]), 2 * models[model].nbytes
+                ),
                 reason=[reason],
             )
 
     def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
         """How long rows of a model take on their clients' devices: training on so many examples, and so many bytes on the link."""
-        return np.asarray(examples * self.flops[model] / self.speed[clients] + nbytes / self.link[clients])
+        return np.asarray(
+            examples * self.flops[model] / self.speed[clients] + nbytes / self.link[clients]
+        )
 
-    def _train_row(self, start: Weights, client: int, model: int, now: int, shift: Tensor | None) -> tuple[Weights, float, int, int, str]:
+    def _train_row(
+        self, start: Weights, client: int, model: int, now: int, shift: Tensor | None
+    ) -> tuple[Weights, float, int, int, str]:
         """One client's local training: the model it ends with, its mean loss, its steps and examples, and why it failed if it did."""
         task, module = self.tasks[model], self.modules[model]
         rows = slice(*task.data.train.offsets[client : client + 2].tolist())
         x, y = (part[rows].to(self.device) for part in self.data[model])
         weights.load(module, start)
-        for counter, beginning in self.counters[model]:  # BatchNorm counts its batches: each row anew
+        for counter, beginning in self.counters[
+            model
+        ]:  # BatchNorm counts its batches: each row anew
             counter.copy_(beginning)
         module.train()
         optimiser = local.optimiser(task, now, module.parameters())
@@ -90,7 +130,9 @@ class Sequential:
             return start, float("nan"), 0, 0, local.TOO_FEW
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key)  # for modules that draw numbers in other ways than dropout
+            torch.default_generator.manual_seed(
+                key
+            )  # for modules that draw numbers in other ways than dropout
             for step, batch in enumerate(steps):
                 dropout.start(step)
                 with dropout if self.dropout[model] else nullcontext(), self._precision():
@@ -106,7 +148,13 @@ class Sequential:
                     _add(module, shift)
                 optimiser.step()
                 total += loss.detach()
-        return weights.read(module), float(total) / len(steps), len(steps), sum(len(batch) for batch in steps), ""
+        return (
+            weights.read(module),
+            float(total) / len(steps),
+            len(steps),
+            sum(len(batch) for batch in steps),
+            "",
+        )
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
@@ -115,7 +163,9 @@ class Sequential:
         """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
         return self.scorer.one_by_one(models, range(len(models)) if which is None else which)
 
-    def losses(self, models: list[Weights], plan: Plan, now: int, examples: int | None = None) -> tuple[Array, Array]:
+    def losses(
+        self, models: list[Weights], plan: Plan, now: int, examples: int | None = None
+    ) -> tuple[Array, Array]:
         """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
         loss, count = np.empty(len(plan)), np.empty(len(plan))
         for s in np.unique(plan.model).tolist():
@@ -152,20 +202,31 @@ class Sequential:
 
         def measure(part: tuple[slice, Tensor | None]) -> Tensor:
             here = places[part[0]]
-            return task.loss(forward(module, x[here].to(self.device), part[1]), y[here].to(self.device))
+            return task.loss(
+                forward(module, x[here].to(self.device), part[1]), y[here].to(self.device)
+            )
 
         return torch.cat(self.scorer.spread(measure, self.scorer.passes(s, sizes)))
 
-    def _examples(self, model: int, clients: Array, now: int, most: int | None) -> tuple[Tensor, Array]:
+    def _examples(
+        self, model: int, clients: Array, now: int, most: int | None
+    ) -> tuple[Tensor, Array]:
         """Where clients' training examples are, one client after the other: all, or `most` of each at random; and how many of each."""
         offsets = self.tasks[model].data.train.offsets
         sizes = offsets[clients + 1] - offsets[clients]
         if most is None or (sizes <= most).all():
             before = np.cumsum(sizes) - sizes
-            return torch.from_numpy(np.repeat(offsets[clients] - before, sizes) + np.arange(sizes.sum())), sizes
-        keys = rng.as_tensor([rng.key(self.seed, "loss", now, client, model) for client in clients.tolist()], self.device)
+            return torch.from_numpy(
+                np.repeat(offsets[clients] - before, sizes) + np.arange(sizes.sum())
+            ), sizes
+        keys = rng.as_tensor(
+            [rng.key(self.seed, "loss", now, client, model) for client in clients.tolist()],
+            self.device,
+        )
         each = zip(keys, sizes.tolist(), offsets[clients].tolist(), strict=True)
-        return torch.cat([rng.permutation(key, n)[:most].add(first) for key, n, first in each]), np.minimum(sizes, most)
+        return torch.cat(
+            [rng.permutation(key, n)[:most].add(first) for key, n, first in each]
+        ), np.minimum(sizes, most)
 
 
 def _add(module: nn.Module, vector: Tensor, prox: float | None = None) -> None:
@@ -173,4 +234,6 @@ def _add(module: nn.Module, vector: Tensor, prox: float | None = None) -> None:
     params = list(module.parameters())
     for p, piece in zip(params, vector.split([p.numel() for p in params]), strict=True):
         if p.grad is not None:
-            p.grad.add_(piece.view_as(p) if prox is None else prox * (p.detach() - piece.view_as(p)))
+            p.grad.add_(
+                piece.view_as(p) if prox is None else prox * (p.detach() - piece.view_as(p))
+            )

@@ -18,7 +18,9 @@ from rota.engine.trace import Layout, Unbatchable, directly, fuse, resize, stack
 from rota.plan import Task
 
 Step = Callable[..., None]
-TOLERANCE = 0.02  # between a stacked and a plain gradient: far above rounding, far below a wrong formula
+TOLERANCE = (
+    0.02  # between a stacked and a plain gradient: far above rounding, far below a wrong formula
+)
 ROUGH = 0.2  # the same where both are rounded to bfloat16
 TRIALS = 3
 TRACER = threading.Lock()
@@ -28,11 +30,22 @@ TRACER = threading.Lock()
 class Steps:
     """One task's local step, traced, for every (rows, width) that comes up. Shared by all stacks of the task."""
 
-    def __init__(self, task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.task, self.module, self.x, self.y, self.autocast = task, module, x, y, autocast
         self.params, self.buffers = Layout.params(module), Layout.buffers(module)
         self.dtype = next(module.parameters()).dtype
-        self.plain = task.optimizer == "sgd" and task.clip is None and not (task.momentum or task.weight_decay or task.prox)
+        self.plain = (
+            task.optimizer == "sgd"
+            and task.clip is None
+            and not (task.momentum or task.weight_decay or task.prox)
+        )
         self.traced: dict[tuple[int, int], fx.GraphModule] = {}
         self.made: dict[tuple[int, int, bool], fx.GraphModule] = {}
         self.ends: list[int] = []  # the first two widths, from which others are made
@@ -52,27 +65,40 @@ class Steps:
     def _between(self, rows: int, width: int, fused: bool) -> fx.GraphModule | None:
         """The step from those of two and three rows, or from those of the first two widths, if there are any."""
         if rows > 3:
-            return resize(self._get(2, width, fused), self._get(3, width, fused), Fraction(rows - 2))
+            return resize(
+                self._get(2, width, fused), self._get(3, width, fused), Fraction(rows - 2)
+            )
         if width not in self.ends and len(self.ends) < 2:
             self.ends.append(width)
         if width in self.ends:
             return None
         low, high = self.ends
         try:
-            return resize(self._get(rows, low, fused), self._get(rows, high, fused), Fraction(width - low, high - low))
+            return resize(
+                self._get(rows, low, fused),
+                self._get(rows, high, fused),
+                Fraction(width - low, high - low),
+            )
         except Unbatchable:  # another width is another computation
             return None
 
     def _make(self, rows: int, width: int, fused: bool) -> fx.GraphModule:
-        params = self.params.views(torch.empty(rows, self.params.numel, device=self.x.device, dtype=self.dtype))
+        params = self.params.views(
+            torch.empty(rows, self.params.numel, device=self.x.device, dtype=self.dtype)
+        )
         params = [p[0] for p in params] if rows == 1 else params
-        return directly(fuse(copy.deepcopy(self._trace(rows, width)), params, len(self.buffers.names), fused), self.x.is_cuda)
+        return directly(
+            fuse(copy.deepcopy(self._trace(rows, width)), params, len(self.buffers.names), fused),
+            self.x.is_cuda,
+        )
 
     def single(self, width: int, fused: bool) -> fx.Graph:
         """The in-place step of one row, in torch's basic operators."""
         with TRACER:
             params = self.params.views(torch.empty(self.params.numel, dtype=self.dtype))
-            return fuse(copy.deepcopy(self._trace(1, width)), params, len(self.buffers.names), fused).graph
+            return fuse(
+                copy.deepcopy(self._trace(1, width)), params, len(self.buffers.names), fused
+            ).graph
 
     def _trace(self, rows: int, width: int) -> fx.GraphModule:
         """The step as it was traced: for one row from the module, for two or three from that."""
@@ -86,8 +112,12 @@ class Steps:
         pick = torch.arange(width, device=device) % len(self.x)
         if rows == 1:
             return trace(self.task, self.module, self.x[pick], self.y[pick], self.autocast)
-        params = self.params.views(torch.empty(rows, self.params.numel, device=device, dtype=self.dtype))
-        buffers = self.buffers.views(torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype))
+        params = self.params.views(
+            torch.empty(rows, self.params.numel, device=device, dtype=self.dtype)
+        )
+        buffers = self.buffers.views(
+            torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype)
+        )
         weight = torch.ones(rows, width, device=device, dtype=self.dtype)
         key, number = torch.zeros(2, rows, dtype=torch.int64, device=device)
         x, y = self.x[pick.expand(rows, -1)], self.y[pick.expand(rows, -1)]
@@ -103,26 +133,46 @@ class Stack:
         self.theta = aligned(rows, steps.params.numel, device, dtype)
         self.buffers = torch.zeros(rows, steps.buffers.numel, device=device, dtype=dtype)
         self.loss = torch.zeros(rows, device=device, dtype=dtype)
-        self.number = torch.zeros(rows, dtype=torch.int64, device=device)  # of the step, for each row alike
+        self.number = torch.zeros(
+            rows, dtype=torch.int64, device=device
+        )  # of the step, for each row alike
         self.key = torch.zeros(rows, dtype=torch.int64, device=device)
         self.rate = torch.zeros(rows, device=device, dtype=dtype)
-        self.last = torch.zeros(rows, dtype=torch.int64, device=device)  # how many steps each row has
+        self.last = torch.zeros(
+            rows, dtype=torch.int64, device=device
+        )  # how many steps each row has
         self.prepared: dict[int, tuple[Step, list[Tensor], list[Tensor]]] = {}
         if not fused:
             task = steps.task
             self.start = torch.zeros_like(self.theta)
             self.gradient = aligned(rows, steps.params.numel, device, dtype)
             self.shift = torch.zeros_like(self.theta)
-            self.first = torch.zeros_like(self.theta) if task.momentum or task.optimizer == "adam" else None
+            self.first = (
+                torch.zeros_like(self.theta) if task.momentum or task.optimizer == "adam" else None
+            )
             self.second = torch.zeros_like(self.theta) if task.optimizer == "adam" else None
 
-    def load(self, theta: Tensor, buffers: Tensor, key: Tensor, steps: Tensor, rate: Tensor, shift: Tensor | None) -> None:
+    def load(
+        self,
+        theta: Tensor,
+        buffers: Tensor,
+        key: Tensor,
+        steps: Tensor,
+        rate: Tensor,
+        shift: Tensor | None,
+    ) -> None:
         """Put rows in place; there may be fewer than the stack holds, and the rest then idle."""
         n = len(theta)
         self.last.zero_()
         self.loss.zero_()
         self.number.zero_()
-        for mine, given in ((self.theta, theta), (self.buffers, buffers), (self.key, key), (self.rate, rate), (self.last, steps)):
+        for mine, given in (
+            (self.theta, theta),
+            (self.buffers, buffers),
+            (self.key, key),
+            (self.rate, rate),
+            (self.last, steps),
+        ):
             mine[:n].copy_(given)
         self.begin(n, shift)
 
@@ -155,7 +205,9 @@ class Stack:
     def _prepare(self, rows: int) -> tuple[Step, list[Tensor], list[Tensor]]:
         """The step for so many rows, and its arguments before and after the mini-batch: views that stay valid."""
         held = (self.theta, self.buffers, self.key, self.number, self.loss)
-        theta, buffers, key, number, loss = (values[0] if rows == 1 else values[:rows] for values in held)
+        theta, buffers, key, number, loss = (
+            values[0] if rows == 1 else values[:rows] for values in held
+        )
         front = [*self.steps.params.views(theta), *self.steps.buffers.views(buffers)]
         back = [key, number, loss]
         if not self.fused:
@@ -168,7 +220,9 @@ class Stack:
         if task.prox:
             g = g + task.prox * (theta - self.start[:rows])
         if task.clip is not None:
-            g = g * (task.clip / (torch.linalg.vector_norm(g, dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+            g = g * (task.clip / (torch.linalg.vector_norm(g, dim=1, keepdim=True) + 1e-6)).clamp(
+                max=1.0
+            )
         g = g + self.shift[:rows]
         if task.weight_decay:
             g = g + task.weight_decay * theta
@@ -207,7 +261,9 @@ def active(steps: list[int], room: int) -> list[int]:
 def verify(steps: Steps, width: int) -> None:
     """Compare a stacked step, half of it padding, with plain autograd on real examples; raises Unbatchable where they differ."""
     real = half(width)
-    weight = (torch.arange(width, device=steps.x.device) < real).to(steps.dtype).expand(2, -1) / real
+    weight = (torch.arange(width, device=steps.x.device) < real).to(steps.dtype).expand(
+        2, -1
+    ) / real
     stack = Stack(steps, 2, width, fused=False)
 
     def trial(number: int) -> None:
@@ -216,7 +272,12 @@ def verify(steps: Steps, width: int) -> None:
         stack.theta.copy_(weights.read(steps.module).params)
         stack.buffers.copy_(weights.read(steps.module).buffers)
         with whole_precision(steps.x.is_cuda):
-            stack.advance(2, steps.x[pick].expand(2, *steps.x[pick].shape), steps.y[pick].expand(2, *steps.y[pick].shape), weight)
+            stack.advance(
+                2,
+                steps.x[pick].expand(2, *steps.x[pick].shape),
+                steps.y[pick].expand(2, *steps.y[pick].shape),
+                weight,
+            )
             same_gradient(steps, stack.gradient, pick[:real], stack.key[0])
 
     repeated(trial)
@@ -257,15 +318,22 @@ def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> Non
     if not all(parameter.requires_grad for parameter in module.parameters()):
         raise Unbatchable("some of its parameters are frozen")
     try:
-        with local.Dropout(key), torch.autocast(steps.x.device.type, steps.autocast, enabled=steps.autocast is not None):
+        with (
+            local.Dropout(key),
+            torch.autocast(steps.x.device.type, steps.autocast, enabled=steps.autocast is not None),
+        ):
             outputs = module(steps.x[pick])
     except ValueError as error:  # BatchNorm, where a mini-batch is a single example
         raise Unbatchable(str(error)) from error
     loss = steps.task.loss(outputs.float() if steps.autocast else outputs, steps.y[pick]).mean()
     gradient = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
     if any(g is None for g in gradient):
-        raise Unbatchable("some of its parameters are not used")  # which an optimiser leaves alone, weight decay and all
+        raise Unbatchable(
+            "some of its parameters are not used"
+        )  # which an optimiser leaves alone, weight decay and all
     plain = torch.cat([g.flatten() for g in gradient])
     apart = float((found - plain).norm() / (plain.norm() * len(found) ** 0.5).clamp(min=1e-12))
     if not apart < (ROUGH if steps.autocast else TOLERANCE):
-        raise Unbatchable(f"its gradient differs from plain training by {apart:.1%} (does it mix the examples of a mini-batch?)")
+        raise Unbatchable(
+            f"its gradient differs from plain training by {apart:.1%} (does it mix the examples of a mini-batch?)"
+        )

@@ -58,7 +58,10 @@ class Layout:
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors as views of a flat vector, or of a matrix with one such vector a row."""
         pieces = flat.split([shape.numel() for shape in self.shapes], dim=-1)
-        return [piece.view(*flat.shape[:-1], *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return [
+            piece.view(*flat.shape[:-1], *shape)
+            for piece, shape in zip(pieces, self.shapes, strict=True)
+        ]
 
 
 @contextmanager
@@ -70,19 +73,27 @@ def _naming_the_part(module: nn.Module) -> Iterator[None]:
     def leave(*_: object) -> None:
         running.pop()
 
-    begin = nn.modules.module.register_module_forward_pre_hook(lambda part, _: running.append(names.get(part, "")))
+    begin = nn.modules.module.register_module_forward_pre_hook(
+        lambda part, _: running.append(names.get(part, ""))
+    )
     end = nn.modules.module.register_module_forward_hook(leave)
     try:
         yield
     except Exception as error:
-        part = f"'{running[-1]}' ({type(module.get_submodule(running[-1])).__name__})" if running and running[-1] else type(module).__name__
+        part = (
+            f"'{running[-1]}' ({type(module.get_submodule(running[-1])).__name__})"
+            if running and running[-1]
+            else type(module).__name__
+        )
         raise Unbatchable(f"{part}: {str(error).splitlines()[0]}") from error
     finally:
         begin.remove()
         end.remove()
 
 
-def trace(task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.dtype | None = None) -> fx.GraphModule:
+def trace(
+    task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.dtype | None = None
+) -> fx.GraphModule:
     """One client's step on a batch like x, y: (*params, *buffers, x, y, weight, key, step) -> (*gradients, *new buffers, loss).
 
     `weight` [batch] is learning rate / batch size for an example and 0 for padding; the gradients are those of the weighted sum
@@ -92,15 +103,28 @@ def trace(task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.d
     others = {n: b for n, b in module.named_buffers() if not b.is_floating_point()}
     module.train()
 
-    def loss(values: list[Tensor], held: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, key: Tensor, step: Tensor) -> Any:
-        given = {**dict(zip(params.names, values, strict=True)), **dict(zip(buffers.names, held, strict=True))}
+    def loss(
+        values: list[Tensor],
+        held: list[Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        key: Tensor,
+        step: Tensor,
+    ) -> Any:
+        given = {
+            **dict(zip(params.names, values, strict=True)),
+            **dict(zip(buffers.names, held, strict=True)),
+        }
         given |= {name: value.clone() for name, value in others.items()}
         mode = Functional(key, step, weight != 0)
         with mode, torch.autocast(x.device.type, autocast, enabled=autocast is not None):
             outputs = functional_call(module, given, (x,))
         losses = task.loss(outputs.float() if autocast else outputs, y)
         total = (losses * weight).sum()
-        new = [next((after for before, after in mode.changed if before is old), old) for old in held]
+        new = [
+            next((after for before, after in mode.changed if before is old), old) for old in held
+        ]
         return total, (new, total.detach())
 
     def step(*flat: Tensor) -> list[Tensor]:
@@ -109,7 +133,9 @@ def trace(task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.d
         return [*gradients, *new, total]
 
     weight = torch.ones(len(y), device=x.device, dtype=next(module.parameters()).dtype)
-    key, number = torch.zeros(2, dtype=torch.int64, device=x.device)  # two tensors: the tracer tells inputs apart by identity
+    key, number = torch.zeros(
+        2, dtype=torch.int64, device=x.device
+    )  # two tensors: the tracer tells inputs apart by identity
     values = [p.detach() for p in module.parameters()]
     held = [b.detach() for b in module.buffers() if b.is_floating_point()]
     with _naming_the_part(module), _without_onednn(), _shapes_alone():
@@ -156,7 +182,9 @@ def stack(one: fx.GraphModule, rows: int, inputs: list[Tensor]) -> fx.GraphModul
 SAME_PLACE = {aten.t.default, aten.transpose.int, aten.view.default, aten._unsafe_view.default}
 
 
-def fuse(graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused: bool) -> fx.GraphModule:
+def fuse(
+    graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused: bool
+) -> fx.GraphModule:
     """The step as a graph (*params, *buffers, x, y, weight, key, step, loss, *gradients) -> None that works in place.
 
     It adds the loss to `loss` and replaces the buffers. With `fused` it subtracts the gradients from the params, and takes no `gradients`;
@@ -175,7 +203,9 @@ def fuse(graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused
             places = [graph.placeholder(f"gradient_{i}") for i in reversed(range(count))][::-1]
     with graph.inserting_before(output):
         graph.call_function(torch.Tensor.add_, (total, results[-1]))
-        for place, result in zip(nodes[count : count + buffers], results[count : count + buffers], strict=True):
+        for place, result in zip(
+            nodes[count : count + buffers], results[count : count + buffers], strict=True
+        ):
             if result is not place:
                 graph.call_function(torch.Tensor.copy_, (place, result))
         for place, like, result in zip(places, params, results[:count], strict=True):
@@ -186,7 +216,11 @@ def fuse(graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused
             if product is None:
                 graph.call_function(torch.Tensor.sub_, (place, result))
             else:
-                add = torch.Tensor.baddbmm_ if product.target is aten.bmm.default else torch.Tensor.addmm_
+                add = (
+                    torch.Tensor.baddbmm_
+                    if product.target is aten.bmm.default
+                    else torch.Tensor.addmm_
+                )
                 graph.call_function(add, (target, *product.args), {"alpha": -1})
     output.args = ((),)
     _tidy(graph)
@@ -226,35 +260,51 @@ def resize(one: fx.GraphModule, other: fx.GraphModule, far: Fraction) -> fx.Grap
         return own
 
     if len(one.graph.nodes) != len(other.graph.nodes):
-        raise Unbatchable(f"its computation has {len(one.graph.nodes)} steps at one size, and {len(other.graph.nodes)} at another")
+        raise Unbatchable(
+            f"its computation has {len(one.graph.nodes)} steps at one size, and {len(other.graph.nodes)} at another"
+        )
     sized = copy.deepcopy(other)
     for p, q, own in zip(one.graph.nodes, other.graph.nodes, sized.graph.nodes, strict=True):
         if p.target != q.target:
-            raise Unbatchable(f"its computation has {p.target} at one size, and {q.target} at another")
+            raise Unbatchable(
+                f"its computation has {p.target} at one size, and {q.target} at another"
+            )
         if p.op == "get_attr" and not torch.equal(getattr(one, p.target), getattr(other, q.target)):
             raise Unbatchable(f"its constant {p.target} depends on the size")
         own.args = between(p.args, q.args, own.args)
-        own.kwargs = {name: between(p.kwargs[name], q.kwargs[name], value) for name, value in own.kwargs.items()}
+        own.kwargs = {
+            name: between(p.kwargs[name], q.kwargs[name], value)
+            for name, value in own.kwargs.items()
+        }
     sized.recompile()
     return sized
 
 
-def _as_product(graph: fx.Graph, result: fx.Node, place: fx.Node, like: Tensor) -> tuple[fx.Node | None, Any]:
+def _as_product(
+    graph: fx.Graph, result: fx.Node, place: fx.Node, like: Tensor
+) -> tuple[fx.Node | None, Any]:
     """If a gradient is a matrix product seen through transposes and views: the product, and the parameter seen the same way."""
     way = []
     node = result
     while node.op == "call_function" and node.target in SAME_PLACE:
         way.append(node)
         node = node.args[0]  # type: ignore[assignment]
-    if node.op != "call_function" or node.target not in (aten.mm.default, aten.bmm.default) or len(node.users) > 1:
+    if (
+        node.op != "call_function"
+        or node.target not in (aten.mm.default, aten.bmm.default)
+        or len(node.users) > 1
+    ):
         return None, None
     seen, target = like, place
-    for step in way:  # undo each view on the parameter's side; where that needs a copy, there is no such place
+    for step in (
+        way
+    ):  # undo each view on the parameter's side; where that needs a copy, there is no such place
         shape = step.args[0].meta["tensor_meta"].shape  # type: ignore[union-attr]
         if step.target is aten.t.default:
             seen, target = seen.t(), graph.call_function(aten.t.default, (target,))
         elif step.target is aten.transpose.int:
-            seen, target = seen.transpose(*step.args[1:]), graph.call_function(aten.transpose.int, (target, *step.args[1:]))  # type: ignore[arg-type]
+            seen = seen.transpose(*step.args[1:])  # type: ignore[arg-type]
+            target = graph.call_function(aten.transpose.int, (target, *step.args[1:]))
         else:
             try:
                 seen = seen.view(shape)
@@ -264,7 +314,13 @@ def _as_product(graph: fx.Graph, result: fx.Node, place: fx.Node, like: Tensor) 
     return node, target
 
 
-CHANGES = {torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.copy_, torch.Tensor.baddbmm_, torch.Tensor.addmm_}
+CHANGES = {
+    torch.Tensor.add_,
+    torch.Tensor.sub_,
+    torch.Tensor.copy_,
+    torch.Tensor.baddbmm_,
+    torch.Tensor.addmm_,
+}
 DIRECT = {  # the same operators by their direct bindings, which cost a third of the call through torch.ops
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
@@ -293,10 +349,20 @@ def _tidy(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
             inner = node.args[0]
-            if inner.op == "call_function" and inner.target is node.target and inner.args[1:] == node.args[1:]:
+            if (
+                inner.op == "call_function"
+                and inner.target is node.target
+                and inner.args[1:] == node.args[1:]
+            ):
                 node.replace_all_uses_with(inner.args[0])
-        elif node.target is aten.mul.Tensor and _ones(node.args[0]) and _shape(node.args[1]) == _shape(node):
-            node.replace_all_uses_with(node.args[1])  # the backward pass begins with a gradient of one
+        elif (
+            node.target is aten.mul.Tensor
+            and _ones(node.args[0])
+            and _shape(node.args[1]) == _shape(node)
+        ):
+            node.replace_all_uses_with(
+                node.args[1]
+            )  # the backward pass begins with a gradient of one
     first: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target not in CHANGES:
@@ -309,13 +375,21 @@ def _tidy(graph: fx.Graph) -> None:
 
 
 def _ones(node: Any) -> bool:
-    while isinstance(node, fx.Node) and node.target in (aten.expand.default, aten.view.default, aten.unsqueeze.default):
+    while isinstance(node, fx.Node) and node.target in (
+        aten.expand.default,
+        aten.view.default,
+        aten.unsqueeze.default,
+    ):
         node = node.args[0]
     return isinstance(node, fx.Node) and node.target is aten.ones_like.default
 
 
 def _shape(node: Any) -> object:
-    return node.meta["tensor_meta"].shape if isinstance(node, fx.Node) and "tensor_meta" in node.meta else None
+    return (
+        node.meta["tensor_meta"].shape
+        if isinstance(node, fx.Node) and "tensor_meta" in node.meta
+        else None
+    )
 
 
 def _gpu_products(graph: fx.Graph) -> dict[Any, Any]:

@@ -44,10 +44,10 @@ class Unbiased:
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "nothing"
 
-    def init(self, models: list[Weights], shares: Array) -> Tensors:  # noqa: ARG002
+    def init(self, models: list[Weights], shares: Array) -> Tensors:
         return {}
 
-    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:  # noqa: ARG002
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:
         return [Sums(torch.zeros_like(m.params), torch.zeros_like(m.buffers)) for m in models]
 
     def add(self, sums: list[Sums], plan: Plan, chunk: Chunk) -> None:
@@ -59,12 +59,17 @@ class Unbiased:
         whole = len(came) == len(chunk.rows)
         sums[chunk.model].update += factor @ (chunk.update if whole else chunk.update[came])
         if chunk.buffers.shape[1]:
-            sums[chunk.model].buffers += factor.to(chunk.buffers.dtype) @ (chunk.buffers if whole else chunk.buffers[came])
+            sums[chunk.model].buffers += factor.to(chunk.buffers.dtype) @ (
+                chunk.buffers if whole else chunk.buffers[came]
+            )
         sums[chunk.model].weight += float(weight.sum())
         sums[chunk.model].rows += len(came)
 
     def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
-        return [Estimate(s.update, s.buffers / s.weight) if s.rows else Estimate(None, None) for s in sums], state
+        return [
+            Estimate(s.update, s.buffers / s.weight) if s.rows else Estimate(None, None)
+            for s in sums
+        ], state
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,10 @@ class FedAvg(Unbiased):
     unbiased: ClassVar[bool] = False
 
     def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
-        return [Estimate(s.update / s.weight, s.buffers / s.weight) if s.rows else Estimate(None, None) for s in sums], state
+        return [
+            Estimate(s.update / s.weight, s.buffers / s.weight) if s.rows else Estimate(None, None)
+            for s in sums
+        ], state
 
 
 def came_back(chunk: Chunk) -> Array:

@@ -30,17 +30,32 @@ Fresh = list[list[tuple[Array, Tensor]]]
 def init(models: list[Weights], shares: Array, place: Place) -> Tensors:
     """Nothing remembered: for model s, memory.s [clients, parameters] of zeros; nothing waits; `share` is d[s, i]."""
     if place not in typing.get_args(Place):
-        raise BadInput(f"estimator.memory is '{place}', but it takes one of 'device', 'cpu', 'disk'")
+        raise BadInput(
+            f"estimator.memory is '{place}', but it takes one of 'device', 'cpu', 'disk'"
+        )
     shapes = [(shares.shape[1], len(model.params)) for model in models]
-    needed = sum(rows * wide * model.params.element_size() for (rows, wide), model in zip(shapes, models, strict=True))
+    needed = sum(
+        rows * wide * model.params.element_size()
+        for (rows, wide), model in zip(shapes, models, strict=True)
+    )
     folder = tempfile.gettempdir()
-    if place == "disk" and needed > shutil.disk_usage(folder).free:  # a mapped file that finds no room later ends the process
-        raise BadInput(f"the estimator's memory takes {needed:,} bytes, more than {folder} has: set TMPDIR to a folder with room for them")
+    if (
+        place == "disk" and needed > shutil.disk_usage(folder).free
+    ):  # a mapped file that finds no room later ends the process
+        raise BadInput(
+            f"the estimator's memory takes {needed:,} bytes, more than {folder} has: set TMPDIR to a folder with room for them"
+        )
     try:
-        memories = [_zeros(shape, model.params, place) for shape, model in zip(shapes, models, strict=True)]
+        memories = [
+            _zeros(shape, model.params, place) for shape, model in zip(shapes, models, strict=True)
+        ]
     except RuntimeError as error:
-        raise BadInput(f"the estimator's memory takes {needed:,} bytes, too many for '{place}': set estimator.memory to 'disk'") from error
-    nothing = {f"memory.{s}": memory for s, memory in enumerate(memories)} | {"share": torch.from_numpy(shares.copy())}
+        raise BadInput(
+            f"the estimator's memory takes {needed:,} bytes, too many for '{place}': set estimator.memory to 'disk'"
+        ) from error
+    nothing = {f"memory.{s}": memory for s, memory in enumerate(memories)} | {
+        "share": torch.from_numpy(shares.copy())
+    }
     return remember(nothing, [[] for _ in models])
 
 
@@ -49,8 +64,12 @@ def remember(state: Tensors, fresh: Fresh) -> Tensors:
     new = dict(state)
     for s, parts in enumerate(fresh):
         memory = state[f"memory.{s}"]
-        new[f"waiting_clients.{s}"] = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *(clients for clients, _ in parts)]))
-        new[f"waiting.{s}"] = torch.cat([memory.new_empty(0, memory.shape[1]), *(vectors for _, vectors in parts)])
+        new[f"waiting_clients.{s}"] = torch.from_numpy(
+            np.concatenate([np.empty(0, np.int64), *(clients for clients, _ in parts)])
+        )
+        new[f"waiting.{s}"] = torch.cat(
+            [memory.new_empty(0, memory.shape[1]), *(vectors for _, vectors in parts)]
+        )
     return new
 
 
@@ -79,7 +98,9 @@ def total(state: Tensors, s: int, factor: Tensor, like: Tensor) -> Tensor:
 def _zeros(shape: tuple[int, int], like: Tensor, place: Place) -> Tensor:
     count = shape[0] * shape[1]
     if place != "disk" or not count:
-        return torch.zeros(shape, dtype=like.dtype, device=like.device if place == "device" else "cpu")
+        return torch.zeros(
+            shape, dtype=like.dtype, device=like.device if place == "device" else "cpu"
+        )
     with tempfile.NamedTemporaryFile(prefix="rota-memory-", delete=False) as file:
         path = Path(file.name)
         file.truncate(count * like.element_size())

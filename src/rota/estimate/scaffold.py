@@ -46,7 +46,9 @@ class Scaffold:
     controls: ClassVar[int] = 1
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
-        return memory.init(models, shares, self.memory) | {f"common.{s}": torch.zeros_like(m.params) for s, m in enumerate(models)}
+        return memory.init(models, shares, self.memory) | {
+            f"common.{s}": torch.zeros_like(m.params) for s, m in enumerate(models)
+        }
 
     def correction(self, state: Tensors, plan: Plan) -> Correction:
         """c - c_i of the plan's rows."""
@@ -66,18 +68,24 @@ class Scaffold:
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
         memory.settle(state)
         sums = Unbiased().begin({}, models, plan)
-        return Round(state, sums, [[] for _ in models], [torch.zeros_like(m.params) for m in models])
+        return Round(
+            state, sums, [[] for _ in models], [torch.zeros_like(m.params) for m in models]
+        )
 
     def add(self, sums: Round, plan: Plan, chunk: Chunk) -> None:
         Unbiased().add(sums.sums, plan, chunk)
         came, s = came_back(chunk), chunk.model
         clients, update = plan.client[chunk.rows[came]], chunk.update[came]
-        length = torch.as_tensor(chunk.lr * chunk.steps[came], dtype=update.dtype, device=update.device)
+        length = torch.as_tensor(
+            chunk.lr * chunk.steps[came], dtype=update.dtype, device=update.device
+        )
         change = update / length[:, None] - sums.state[f"common.{s}"]
         sums.change[s] += sums.state["share"][s, clients].to(update) @ change
         fresh = memory.read(sums.state, s, clients, update) + change
         sums.fresh[s].append((clients, fresh.to(sums.state[f"memory.{s}"].device)))
 
     def finish(self, state: Tensors, sums: Round) -> tuple[list[Estimate], Tensors]:
-        common = {f"common.{s}": state[f"common.{s}"] + change for s, change in enumerate(sums.change)}
+        common = {
+            f"common.{s}": state[f"common.{s}"] + change for s, change in enumerate(sums.change)
+        }
         return Unbiased().finish({}, sums.sums)[0], memory.remember(state, sums.fresh) | common

@@ -26,19 +26,25 @@ class YogiOptimiser(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:
                 square = p.grad * p.grad
                 state = self.state[p]
-                first = state["exp_avg"] = state.get("exp_avg", torch.zeros_like(p)).lerp(p.grad, 1 - beta1)
+                first = state["exp_avg"] = state.get("exp_avg", torch.zeros_like(p)).lerp(
+                    p.grad, 1 - beta1
+                )
                 second = state.get("exp_avg_sq", torch.zeros_like(p))
-                second = state["exp_avg_sq"] = second - (1 - beta2) * torch.sign(second - square) * square
+                second = state["exp_avg_sq"] = (
+                    second - (1 - beta2) * torch.sign(second - square) * square
+                )
                 p.sub_(group["lr"] * first / (second.sqrt() + group["eps"]))
 
 
-def _step(optimiser: Any, params: Tensor, update: Tensor, state: Tensors, **options: Any) -> tuple[Tensor, Tensors]:
+def _step(
+    optimiser: Any, params: Tensor, update: Tensor, state: Tensors, **options: Any
+) -> tuple[Tensor, Tensors]:
     """One step of a torch optimiser as a pure function: its state goes in and comes out as named tensors."""
     leaf = torch.nn.Parameter(params.clone())
     leaf.grad = update
@@ -46,7 +52,9 @@ def _step(optimiser: Any, params: Tensor, update: Tensor, state: Tensors, **opti
     if state:
         stepper.state[leaf] = {name: value.clone() for name, value in state.items()}
     stepper.step()
-    return leaf.detach(), {name: value for name, value in stepper.state[leaf].items() if isinstance(value, Tensor)}
+    return leaf.detach(), {
+        name: value for name, value in stepper.state[leaf].items() if isinstance(value, Tensor)
+    }
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,15 @@ class Adam:
     eps: float = 1e-3
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        return _step(torch.optim.Adam, params, update, state, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)
+        return _step(
+            torch.optim.Adam,
+            params,
+            update,
+            state,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+        )
 
 
 @dataclass(frozen=True)
@@ -85,4 +101,12 @@ class Yogi:
     eps: float = 1e-3
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        return _step(YogiOptimiser, params, update, state, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)
+        return _step(
+            YogiOptimiser,
+            params,
+            update,
+            state,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+        )

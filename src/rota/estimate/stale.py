@@ -61,7 +61,7 @@ class FedVarp:
         """The beta of those who are not remembered yet, of all clients where it stays."""
         return 1.0
 
-    def _more(self, shares: Array) -> Tensors:  # noqa: ARG002
+    def _more(self, shares: Array) -> Tensors:
         """What else is in the state before the first round."""
         return {}
 
@@ -71,7 +71,9 @@ class FedVarp:
         for s, model in enumerate(models):
             if self._recalls(state, s):
                 sums[s].update = memory.total(state, s, certain[s], model.params)
-        return Round(state, self._weighed(state, plan), sums, state["norm"].clone(), [[] for _ in models])
+        return Round(
+            state, self._weighed(state, plan), sums, state["norm"].clone(), [[] for _ in models]
+        )
 
     def _certain(self, state: Tensors) -> Tensor:
         """What the h count whoever is drawn."""
@@ -81,28 +83,34 @@ class FedVarp:
         """Whether anything that is remembered of model s counts."""
         return bool(((state["norm"][s] > 0) & (self._certain(state)[s] != 0)).any())
 
-    def _weighed(self, state: Tensors, plan: Plan) -> Plan:  # noqa: ARG002
+    def _weighed(self, state: Tensors, plan: Plan) -> Plan:
         """The plan with the weights of the differences."""
         return plan
 
     def add(self, sums: Round, plan: Plan, chunk: Chunk) -> Array:
         clients, s = plan.client[chunk.rows], chunk.model
-        away = _away(sums.state, s, clients, chunk.update, memory.read(sums.state, s, clients, chunk.update))
+        away = _away(
+            sums.state, s, clients, chunk.update, memory.read(sums.state, s, clients, chunk.update)
+        )
         Unbiased().add(sums.sums, sums.plan, replace(chunk, update=away))
         came = came_back(chunk)
         sums.norm[s, clients[came]] = torch.from_numpy(chunk.norm[came])
-        sums.fresh[s].append((clients[came], chunk.update[came].to(sums.state[f"memory.{s}"].device)))
+        sums.fresh[s].append(
+            (clients[came], chunk.update[came].to(sums.state[f"memory.{s}"].device))
+        )
         return _norms(away)
 
     def finish(self, state: Tensors, sums: Round) -> tuple[list[Estimate], Tensors]:
         estimates, _ = Unbiased().finish({}, sums.sums)
         for s, estimate in enumerate(estimates):
             if estimate.update is None and self._recalls(state, s):
-                estimates[s] = Estimate(sums.sums[s].update, None)  # nobody trained it: it goes on by what is remembered
+                estimates[s] = Estimate(
+                    sums.sums[s].update, None
+                )  # nobody trained it: it goes on by what is remembered
         new = memory.remember(state, sums.fresh) | {"norm": sums.norm}
         return estimates, new | self._learn(new)
 
-    def _learn(self, state: Tensors) -> Tensors:  # noqa: ARG002
+    def _learn(self, state: Tensors) -> Tensors:
         """What else is remembered after the round, in whose state the new updates wait and the old ones are in the memory."""
         return {}
 
@@ -113,7 +121,7 @@ class FedVarp:
         state = self._fit(state, plan, chunk, old)
         return _norms(_away(state, chunk.model, clients, chunk.update, old)), state
 
-    def _fit(self, state: Tensors, plan: Plan, chunk: Chunk, old: Tensor) -> Tensors:  # noqa: ARG002
+    def _fit(self, state: Tensors, plan: Plan, chunk: Chunk, old: Tensor) -> Tensors:
         """The state with the beta for updates that are known before anybody is drawn."""
         return state
 
@@ -186,8 +194,12 @@ class StaleVre(FedVarp):
         age += 1
         for s in range(len(beta)):
             clients, update = state[f"waiting_clients.{s}"].numpy(), state[f"waiting.{s}"]
-            fell = (self.start - _best(update, memory.read(state, s, clients, update))) / age[s, clients]
-            slope[s, clients] = torch.where(torch.isfinite(fell), fell.clamp(min=0), slope[s, clients])
+            fell = (self.start - _best(update, memory.read(state, s, clients, update))) / age[
+                s, clients
+            ]
+            slope[s, clients] = torch.where(
+                torch.isfinite(fell), fell.clamp(min=0), slope[s, clients]
+            )
             beta[s, clients] = self.start
             age[s, clients] = 0
         return {"beta": (beta - slope).clamp(min=0), "slope": slope, "age": age}

@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 from torch import nn
 
-from rota.models.cnn import cnn, fluid_femnist, kvib_cnn, leaf_femnist, mmfl_cnn, mmfl_emnist, pfl_cnn, s2_classic, s2_wide, vgg9
+from rota.models.cnn import (
+    cnn,
+    fluid_femnist,
+    kvib_cnn,
+    leaf_femnist,
+    mmfl_cnn,
+    mmfl_emnist,
+    pfl_cnn,
+    s2_classic,
+    s2_wide,
+    vgg9,
+)
 from rota.models.mlp import logistic, s2_small, two_nn
 from rota.models.resnet import preact_resnet18, resnet18
 from rota.models.text import leaf_lstm, lstm_shakespeare, mmfl_lstm

@@ -32,7 +32,15 @@ def kvib_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Modu
 
     S1 calls it McMahan's CNN; that one is `cnn`.
     """
-    return _two_convolutions("kvib_cnn", shape, classes, channels=(32, 64), hidden=512, padded=False, activation=nn.Identity)
+    return _two_convolutions(
+        "kvib_cnn",
+        shape,
+        classes,
+        channels=(32, 64),
+        hidden=512,
+        padded=False,
+        activation=nn.Identity,
+    )
 
 
 def mmfl_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, width: int = 32) -> nn.Module:
@@ -42,7 +50,14 @@ def mmfl_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, width: int
     ReLU and softmax, and takes softmax again inside the loss: rota leaves both away and returns logits.
     """
     return _two_convolutions(
-        "mmfl_cnn", shape, classes, channels=(width, 2 * width), hidden=512, kernel=3, activation=nn.Identity, hidden_activation=nn.Identity
+        "mmfl_cnn",
+        shape,
+        classes,
+        channels=(width, 2 * width),
+        hidden=512,
+        kernel=3,
+        activation=nn.Identity,
+        hidden_activation=nn.Identity,
     )
 
 
@@ -104,7 +119,9 @@ def s2_classic(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Mo
     )
 
 
-def s2_wide(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, extra: bool = False) -> nn.Module:
+def s2_wide(
+    shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, extra: bool = False
+) -> nn.Module:
     """S2's model 3: three 3x3 convolutions with BatchNorm, then 6272-64-10 with BatchNorm and dropout. 495,370 parameters on MNIST.
 
     S2's "three fully connected layers with 6272, 64 and 10 hidden neurons" can also be read as one more hidden layer of
@@ -113,14 +130,22 @@ def s2_wide(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, extra: bool
     colours, height, width = image("s2_wide", shape, least=4)
     layers: dict[str, nn.Module] = {}
     for i, (inputs, outputs) in enumerate(((colours, 32), (32, 64), (64, 128)), start=1):
-        layers |= {f"conv{i}": nn.Conv2d(inputs, outputs, 3, padding=1), f"norm{i}": nn.BatchNorm2d(outputs), f"relu{i}": nn.ReLU()}
+        layers |= {
+            f"conv{i}": nn.Conv2d(inputs, outputs, 3, padding=1),
+            f"norm{i}": nn.BatchNorm2d(outputs),
+            f"relu{i}": nn.ReLU(),
+        }
         if i > 1:
             layers[f"pool{i}"] = nn.MaxPool2d(2)
     layers["flatten"] = nn.Flatten()
     flat = 128 * (height // 4) * (width // 4)
     hidden = [flat, flat, 64] if extra else [flat, 64]
     for i, (inputs, outputs) in enumerate(pairwise(hidden), start=4):
-        layers |= {f"fc{i - 3}": nn.Linear(inputs, outputs), f"norm{i}": nn.BatchNorm1d(outputs), f"relu{i}": nn.ReLU()}
+        layers |= {
+            f"fc{i - 3}": nn.Linear(inputs, outputs),
+            f"norm{i}": nn.BatchNorm1d(outputs),
+            f"relu{i}": nn.ReLU(),
+        }
         layers[f"drop{i - 3}"] = nn.Dropout(0.5)
     return net(**layers, fc=head(64, classes))
 
@@ -131,7 +156,10 @@ def vgg9(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
     layers: dict[str, nn.Module] = {}
     channels = [colours, 32, 32, 64, 64, 128, 128]
     for i in range(1, 7):
-        layers |= {f"conv{i}": nn.Conv2d(channels[i - 1], channels[i], 3, padding=1), f"relu{i}": nn.ReLU()}
+        layers |= {
+            f"conv{i}": nn.Conv2d(channels[i - 1], channels[i], 3, padding=1),
+            f"relu{i}": nn.ReLU(),
+        }
         if i % 2 == 0:
             layers[f"pool{i // 2}"] = nn.MaxPool2d(2)
     return net(

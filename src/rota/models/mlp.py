@@ -32,4 +32,6 @@ def two_nn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module
 
 def s2_small(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
     """S2's model 1: one hidden layer of 30 ReLU units. 23,860 parameters on MNIST."""
-    return net(flatten=nn.Flatten(), fc1=nn.Linear(prod(shape), 30), relu1=nn.ReLU(), fc2=head(30, classes))
+    return net(
+        flatten=nn.Flatten(), fc1=nn.Linear(prod(shape), 30), relu1=nn.ReLU(), fc2=head(30, classes)
+    )

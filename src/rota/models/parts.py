@@ -17,15 +17,21 @@ def net(**layers: nn.Module) -> nn.Sequential:
 def head(inputs: int, classes: int) -> nn.Linear:
     """The output layer: one logit for each class."""
     if classes < 1:
-        raise BadInput(f"the built-in models need class labels, and the data have classes = {classes}; give a module of your own instead")
+        raise BadInput(
+            f"the built-in models need class labels, and the data have classes = {classes}; give a module of your own instead"
+        )
     return nn.Linear(inputs, classes)
 
 
 def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
     """(channels, height, width) of one example, refused if it is not an image or smaller than the layers can take."""
     if len(shape) != 3:
-        raise BadInput(f"{model} takes images of shape (channels, height, width), not examples of shape {shape}; use two_nn or logistic")
+        raise BadInput(
+            f"{model} takes images of shape (channels, height, width), not examples of shape {shape}; use two_nn or logistic"
+        )
     channels, height, width = shape
     if min(height, width) < least:
-        raise BadInput(f"{model} takes images from {least} x {least} on, not {height} x {width}; use a smaller model, such as two_nn")
+        raise BadInput(
+            f"{model} takes images from {least} x {least} on, not {height} x {width}; use a smaller model, such as two_nn"
+        )
     return channels, height, width

@@ -23,26 +23,55 @@ NORMS: dict[str, Norm] = {
     "group": partial(nn.GroupNorm, 2),
 }
 
-BLOCKS = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))
+BLOCKS = (
+    (64, 64, 1),
+    (64, 64, 1),
+    (64, 128, 2),
+    (128, 128, 1),
+    (128, 256, 2),
+    (256, 256, 1),
+    (256, 512, 2),
+    (512, 512, 1),
+)
 """(inputs, outputs, stride) of each block."""
 
 
-def resnet18(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch") -> nn.Module:
+def resnet18(
+    shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch"
+) -> nn.Module:
     """ResNet-18 with a 3x3 stem, for CIFAR-10 (He et al. 2016; FjORD). 11,173,962 parameters."""
     colours, _, _ = image("resnet18", shape)
     normed = _norm(norm)
     blocks = {f"block{i}": Block(*sizes, normed) for i, sizes in enumerate(BLOCKS, start=1)}
-    stem = {"conv": nn.Conv2d(colours, 64, 3, padding=1, bias=False), "norm": normed(64), "relu": nn.ReLU()}
-    return net(**stem, **blocks, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=head(512, classes))
+    stem = {
+        "conv": nn.Conv2d(colours, 64, 3, padding=1, bias=False),
+        "norm": normed(64),
+        "relu": nn.ReLU(),
+    }
+    return net(
+        **stem, **blocks, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=head(512, classes)
+    )
 
 
-def preact_resnet18(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch-no-stats") -> nn.Module:
+def preact_resnet18(
+    shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch-no-stats"
+) -> nn.Module:
     """Pre-activation ResNet-18 (He et al. 2016b), S0's CIFAR-10 network for several models. 11,172,170 parameters."""
     colours, _, _ = image("preact_resnet18", shape)
     normed = _norm(norm)
     blocks = {f"block{i}": PreactBlock(*sizes, normed) for i, sizes in enumerate(BLOCKS, start=1)}
-    last = {"norm": normed(512), "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return net(conv=nn.Conv2d(colours, 64, 3, padding=1, bias=False), **blocks, **last, fc=head(512, classes))
+    last = {
+        "norm": normed(512),
+        "relu": nn.ReLU(),
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+    }
+    return net(
+        conv=nn.Conv2d(colours, 64, 3, padding=1, bias=False),
+        **blocks,
+        **last,
+        fc=head(512, classes),
+    )
 
 
 class Block(nn.Module):
@@ -55,7 +84,11 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = norm(outputs)
         same = stride == 1 and inputs == outputs
-        self.skip = nn.Identity() if same else net(conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm(outputs))
+        self.skip = (
+            nn.Identity()
+            if same
+            else net(conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm(outputs))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(self.norm1(self.conv1(x)))

@@ -17,7 +17,13 @@ def lstm_shakespeare(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Mo
     The source's Keras network has 248,912: one bias vector for each LSTM layer, where PyTorch has two.
     """
     _sequence("lstm_shakespeare", shape)
-    return net(one_hot=OneHot(classes), lstm1=LSTM(classes, 128), lstm2=LSTM(128, 128), last=Last(), fc=head(128, classes))
+    return net(
+        one_hot=OneHot(classes),
+        lstm1=LSTM(classes, 128),
+        lstm2=LSTM(128, 128),
+        last=Last(),
+        fc=head(128, classes),
+    )
 
 
 def leaf_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
@@ -26,7 +32,13 @@ def leaf_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
     LEAF's TensorFlow network has 817,872: one bias vector for each LSTM layer, where PyTorch has two.
     """
     _sequence("leaf_lstm", shape)
-    return net(embed=nn.Embedding(classes, 8), lstm1=LSTM(8, 256), lstm2=LSTM(256, 256), last=Last(), fc=head(256, classes))
+    return net(
+        embed=nn.Embedding(classes, 8),
+        lstm1=LSTM(8, 256),
+        lstm2=LSTM(256, 256),
+        last=Last(),
+        fc=head(256, classes),
+    )
 
 
 def mmfl_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
@@ -77,7 +89,10 @@ class LSTM(nn.Module):
             nn.init.uniform_(parameter, -(units**-0.5), units**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return recurrent(F.linear(x.to(self.weight_ih.dtype), self.weight_ih, self.bias_ih + self.bias_hh), self.weight_hh)
+        return recurrent(
+            F.linear(x.to(self.weight_ih.dtype), self.weight_ih, self.bias_ih + self.bias_hh),
+            self.weight_hh,
+        )
 
 
 class OneHot(nn.Module):
@@ -100,4 +115,6 @@ class Last(nn.Module):
 
 def _sequence(model: str, shape: tuple[int, ...]) -> None:
     if len(shape) != 1 or shape[0] < 1:
-        raise BadInput(f"{model} takes sequences of characters, of shape (length,), not examples of shape {shape}; use a model for those")
+        raise BadInput(
+            f"{model} takes sequences of characters, of shape (length,), not examples of shape {shape}; use a model for those"
+        )

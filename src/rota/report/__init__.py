@@ -25,7 +25,9 @@ __all__ = ["write"]
 
 def write(folders: list[Path], target: Path) -> Path:
     """Write the page of these run folders (or folders of run folders, as `rota compare` makes) to `target`."""
-    found = [read(path) for path in dict.fromkeys(path for folder in folders for path in find(folder))]
+    found = [
+        read(path) for path in dict.fromkeys(path for folder in folders for path in find(folder))
+    ]
     if not found:
         raise BadInput("there is nothing to report on: name at least one run folder")
     html = render(group(found))
@@ -35,5 +37,7 @@ def write(folders: list[Path], target: Path) -> Path:
         aside.write_text(html, encoding="utf-8")
         os.replace(aside, target)
     except OSError as error:
-        raise BadInput(f"cannot write the report to {target} ({error.strerror}): choose another place") from error
+        raise BadInput(
+            f"cannot write the report to {target} ({error.strerror}): choose another place"
+        ) from error
     return target

@@ -55,21 +55,35 @@ def series_of(groups: list[Group]) -> list[Series]:
     their mean."""
     models = models_of(groups)
     if len(groups) == 1 and len(models) > 1:
-        first = [Series("mean", "mean of the models", groups[0], "0", None)] if averaged(groups[0].runs) else []
-        return [*first, *(Series(f"model {model}", model, groups[0], "0", model) for model in models)]
+        first = (
+            [Series("mean", "mean of the models", groups[0], "0", None)]
+            if averaged(groups[0].runs)
+            else []
+        )
+        return [
+            *first,
+            *(Series(f"model {model}", model, groups[0], "0", model) for model in models),
+        ]
     only = models[0] if len(models) == 1 else None
-    return [Series(f"run {number}", group.label, group, f"{number}", only) for number, group in enumerate(groups)]
+    return [
+        Series(f"run {number}", group.label, group, f"{number}", only)
+        for number, group in enumerate(groups)
+    ]
 
 
 def worst_of(groups: list[Group]) -> list[Series]:
     """On the page of a single group with several models, the worst of them: a line that goes from one model to another."""
-    tested = len(groups) == 1 and any(run.last("worst_accuracy") is not None for run in groups[0].runs)
+    tested = len(groups) == 1 and any(
+        run.last("worst_accuracy") is not None for run in groups[0].runs
+    )
     return [Series("worst", "worst of the models", groups[0], "0", None)] if tested else []
 
 
 def models_of(groups: list[Group]) -> list[str]:
     """The models of all groups."""
-    return list(dict.fromkeys(model for group in groups for run in group.runs for model in run.models))
+    return list(
+        dict.fromkeys(model for group in groups for run in group.runs for model in run.models)
+    )
 
 
 def axis(text: str, **more: Any) -> dict[str, Any]:
@@ -83,4 +97,7 @@ def safe(text: str) -> str:
 
 def plain(values: ArrayLike) -> list[float | None]:
     """Numbers short enough for a page, with gaps for what is not finite (JSON has no word for it)."""
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in np.asarray(values, np.float64).tolist()]
+    return [
+        float(f"{value:.6g}") if np.isfinite(value) else None
+        for value in np.asarray(values, np.float64).tolist()
+    ]

@@ -38,17 +38,29 @@ def sampling(title: str, series: list[Series]) -> list[Chart]:
         return []
     if clients * len(series) <= BARS:
         bars = [_bars(one, series) for one in series]
-        chart = Chart(f"sampled {title}".strip(), f"{of} often each client was sampled", seeds.strip(), bars)
-        chart.layout = {"xaxis": axis("clients, largest first"), "yaxis": axis("times sampled", rangemode="tozero"), "bargap": 0.15}
+        chart = Chart(
+            f"sampled {title}".strip(), f"{of} often each client was sampled", seeds.strip(), bars
+        )
+        chart.layout = {
+            "xaxis": axis("clients, largest first"),
+            "yaxis": axis("times sampled", rangemode="tozero"),
+            "bargap": 0.15,
+        }
         return [chart]
     counts = Chart(f"sampled {title}".strip(), f"{of} often clients were sampled")
     counts.note = f"{clients:,} clients by how many times they were drawn."
     counts.traces, ends = _histograms(series)
-    counts.layout = {"xaxis": axis("times sampled", range=ends), "yaxis": axis("share of clients", tickformat="~%", rangemode="tozero")}
+    counts.layout = {
+        "xaxis": axis("times sampled", range=ends),
+        "yaxis": axis("share of clients", tickformat="~%", rangemode="tozero"),
+    }
     sizes = Chart(f"sampled by size {title}".strip(), f"{of} often clients were sampled, by size")
     sizes.note = f"Clients in order of their size, cut into {PARTS} groups: each group’s mean size and mean count.{seeds}"
     sizes.traces = [trace for one in series for trace in _by_size(one)]
-    sizes.layout = {"xaxis": axis("client’s examples"), "yaxis": axis("times sampled", rangemode="tozero")}
+    sizes.layout = {
+        "xaxis": axis("client’s examples"),
+        "yaxis": axis("times sampled", rangemode="tozero"),
+    }
     return [counts, sizes] if sizes.traces else [counts]
 
 
@@ -58,12 +70,23 @@ def _bars(series: Series, beside: list[Series]) -> Trace:
     same = [other for other in beside if _runs(other) == _runs(series)]
     for run in _runs(series):
         held, clients = _holdings(run, series)
-        order = np.argsort(-np.sum([_holdings(run, other)[0] for other in same], axis=0), kind="stable")
+        order = np.argsort(
+            -np.sum([_holdings(run, other)[0] for other in same], axis=0), kind="stable"
+        )
         rows.append(_counts(run, series)[clients[order]])
-        orders.add(tuple(f"client {client} ({size:,} examples)" for client, size in zip(clients[order], held[order], strict=True)))
+        orders.add(
+            tuple(
+                f"client {client} ({size:,} examples)"
+                for client, size in zip(clients[order], held[order], strict=True)
+            )
+        )
     count = np.mean([row[: min(map(len, rows))] for row in rows], axis=0)
     # where data are dealt anew for each seed, a place in the order is not one client
-    names = orders.pop() if len(orders) == 1 else [f"number {place} by size" for place in range(1, len(count) + 1)]
+    names = (
+        orders.pop()
+        if len(orders) == 1
+        else [f"number {place} by size" for place in range(1, len(count) + 1)]
+    )
     return {
         "type": "bar",
         "name": safe(series.label),
@@ -152,10 +175,18 @@ def holdings(groups: list[Group]) -> list[Chart]:
 
 def _in_words(entry: dict[str, Any]) -> str:
     sizes = np.array(entry["sizes"])
-    each = f"{sizes.min():,} to {sizes.max():,} each, median {np.median(sizes):,.0f}" if np.ptp(sizes) else f"{sizes.min():,} each"
+    each = (
+        f"{sizes.min():,} to {sizes.max():,} each, median {np.median(sizes):,.0f}"
+        if np.ptp(sizes)
+        else f"{sizes.min():,} each"
+    )
     words = f"{entry['data']}: {entry['examples']:,} training examples on {entry['clients']:,} clients, {each}."
     words += f" {entry['test_examples']:,} test examples."
-    return words if len(sizes) == entry["clients"] else f"{words} Shown are {len(sizes):,} clients, evenly spread by size."
+    return (
+        words
+        if len(sizes) == entry["clients"]
+        else f"{words} Shown are {len(sizes):,} clients, evenly spread by size."
+    )
 
 
 def _stack(chart: Chart, entry: dict[str, Any], labels: Ints) -> None:
@@ -174,7 +205,12 @@ def _stack(chart: Chart, entry: dict[str, Any], labels: Ints) -> None:
             "meta": {"role": "class", "index": label},
         }
         chart.traces.append(trace)
-    chart.layout = {"xaxis": axis("clients, largest first"), "yaxis": axis("examples"), "barmode": "stack", "bargap": 0.1}
+    chart.layout = {
+        "xaxis": axis("clients, largest first"),
+        "yaxis": axis("examples"),
+        "barmode": "stack",
+        "bargap": 0.1,
+    }
     chart.layout["showlegend"] = True
 
 

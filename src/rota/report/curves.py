@@ -30,7 +30,16 @@ MEASURES = {"accuracy": "score", "loss": "loss"}
 """What is averaged, where it is no share."""
 FAIRNESS = {"worst_accuracy", "accuracy_spread"}
 """The plain values that a round with several models has of them together."""
-KNOWN = FAIRNESS | {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "server_bytes", "client_seconds"}
+KNOWN = FAIRNESS | {
+    "round",
+    "accuracy",
+    "loss",
+    "seconds",
+    "bytes_up",
+    "bytes_down",
+    "server_bytes",
+    "client_seconds",
+}
 """The plain values of a round that the page shows in their own places; others get a chart each."""
 
 
@@ -44,8 +53,13 @@ def x_table(groups: list[Group]) -> tuple[dict[str, dict[str, str]], Table]:
     table = {}
     for number, group in enumerate(groups):
         for along in (f"{number}", f"{number}{EVERY}"):
-            table[along] = {name: _values(group, along, pick).mean(axis=0) for name, pick in picks.items()}
-    most = {name: max(float(np.max(entry[name], initial=0.0)) for entry in table.values()) for name in picks}
+            table[along] = {
+                name: _values(group, along, pick).mean(axis=0) for name, pick in picks.items()
+            }
+    most = {
+        name: max(float(np.max(entry[name], initial=0.0)) for entry in table.values())
+        for name in picks
+    }
     second, time = numbers.scale(most["seconds"], numbers.SECONDS)
     byte, sent = numbers.scale(most["bytes"], numbers.BYTES)
     units = {"round": 1.0, "seconds": second, "bytes": byte}
@@ -54,24 +68,45 @@ def x_table(groups: list[Group]) -> tuple[dict[str, dict[str, str]], Table]:
         "seconds": {"title": f"virtual time ({time})", "unit": time},
         "bytes": {"title": f"data sent, up and down ({sent})", "unit": sent},
     }
-    return axes, {along: {name: plain(values / units[name]) for name, values in entry.items()} for along, entry in table.items()}
+    return axes, {
+        along: {name: plain(values / units[name]) for name, values in entry.items()}
+        for along, entry in table.items()
+    }
 
 
 def score(name: str, title: str, series: list[Series]) -> Chart:
     """The test accuracy or loss; an accuracy that is no share is called a score."""
     share = name == "accuracy" and all(one.share for one in series)
     word = "accuracy" if share else MEASURES[name]
-    chart = Chart(f"{name} {title}".strip(), f"{title}: test {word}" if title else f"Test {word}", progress=True)
+    chart = Chart(
+        f"{name} {title}".strip(),
+        f"{title}: test {word}" if title else f"Test {word}",
+        progress=True,
+    )
     chart.empty = "No round has been tested yet."
     for one in series:
         chart.traces += _curve(one, one.along, _score(name, one.model), "line", share)
     chart.layout["yaxis"] = _axis(share)
-    chart.note = "Share of the test examples that are classified correctly." if share else f"Mean {word} of the test examples."
+    chart.note = (
+        "Share of the test examples that are classified correctly."
+        if share
+        else f"Mean {word} of the test examples."
+    )
     targets = {run.target for one in series for run in one.group.runs}
     if name == "accuracy" and len(targets) == 1 and (target := targets.pop()) is not None:
         chart.note += f" The dotted line is the target, {numbers.score(share)(target)}."
         line = {"color": "#888888", "width": 1, "dash": "dot"}
-        chart.layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target, "line": line}]
+        chart.layout["shapes"] = [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": target,
+                "y1": target,
+                "line": line,
+            }
+        ]
     return chart
 
 
@@ -83,20 +118,36 @@ def _axis(share: bool) -> dict[str, Any]:
 def worst(chart: Chart, series: list[Series]) -> None:
     """Mark the worst model of every round on a chart of the accuracies, under their lines."""
     for one in series:
-        chart.traces = [*_curve(one, one.along, _score("worst_accuracy", None), "under", one.share), *chart.traces]
+        chart.traces = [
+            *_curve(one, one.along, _score("worst_accuracy", None), "under", one.share),
+            *chart.traces,
+        ]
         chart.note += " The broad line lies under the worst model of each round."
 
 
 def across(series: list[Series]) -> list[Chart]:
     """How evenly the models are served: the worst of them for each group (where the chart of accuracies has it not), and their spread."""
     share = all(one.share for one in series)
-    low = Chart("worst", "The worst model", "The lowest of the models’ accuracies in each round.", progress=True)
+    low = Chart(
+        "worst",
+        "The worst model",
+        "The lowest of the models’ accuracies in each round.",
+        progress=True,
+    )
     for one in series if len(series) > 1 else []:
         low.traces += _curve(one, one.along, _score("worst_accuracy", None), "line", share)
-    apart = Chart("model spread", "How far the models are apart", "Standard deviation of the models’ accuracies.", progress=True)
+    apart = Chart(
+        "model spread",
+        "How far the models are apart",
+        "Standard deviation of the models’ accuracies.",
+        progress=True,
+    )
     for one in series:
         apart.traces += _curve(one, one.along, _score("accuracy_spread", None), "line", share)
-    low.layout, apart.layout = {"yaxis": _axis(share)}, {"yaxis": {"tickformat": "~%" if share else "~g", "rangemode": "tozero"}}
+    low.layout, apart.layout = (
+        {"yaxis": _axis(share)},
+        {"yaxis": {"tickformat": "~%" if share else "~g", "rangemode": "tozero"}},
+    )
     return [chart for chart in (low, apart) if chart.traces]
 
 
@@ -121,9 +172,15 @@ def spread(title: str, series: list[Series]) -> Chart:
     chart = Chart(f"spread {title}".strip(), heading, progress=True)
     chart.note = "The median client, and the band from the 10th to the 90th percentile; each client is tested on data like its own."
     for one in series:
-        low, middle, high = (_values(one.group, one.along, _client(part, one.model)).mean(axis=0) for part in ("p10", "p50", "p90"))
+        low, middle, high = (
+            _values(one.group, one.along, _client(part, one.model)).mean(axis=0)
+            for part in ("p10", "p50", "p90")
+        )
         if np.isfinite(middle).any():
-            chart.traces += [*_band(one, one.along, low, high), _line(one, one.along, middle, "line", share)]
+            chart.traces += [
+                *_band(one, one.along, low, high),
+                _line(one, one.along, middle, "line", share),
+            ]
     if any(len(one.group.runs) > 1 for one in series):
         chart.note += " All three are means over seeds."
     chart.layout = {"yaxis": _axis(share)}
@@ -133,11 +190,21 @@ def spread(title: str, series: list[Series]) -> Chart:
 def measures(groups: list[Group], series: list[Series]) -> list[Chart]:
     """The rounds' other plain values: the variance of the estimate, regret, whatever a run was asked to write."""
     lines = [line for group in groups for run in group.runs for line in run.rounds]
-    keys = dict.fromkeys(key for line in lines for key, value in line.items() if key not in KNOWN and type(value) in (int, float))
+    keys = dict.fromkeys(
+        key
+        for line in lines
+        for key, value in line.items()
+        if key not in KNOWN and type(value) in (int, float)
+    )
     charts = []
     for key in keys:
         pick: Pick = _score(key, None)
-        chart = Chart(f"measure {key}", key.replace("_", " ").capitalize(), progress=True, layout={"yaxis": {"tickformat": "~g"}})
+        chart = Chart(
+            f"measure {key}",
+            key.replace("_", " ").capitalize(),
+            progress=True,
+            layout={"yaxis": {"tickformat": "~g"}},
+        )
         for one in series[: len(groups)]:
             chart.traces += _curve(one, one.along + EVERY, pick, "line", False)
         for trace in chart.traces:
@@ -151,22 +218,42 @@ def _curve(series: Series, along: str, pick: Pick, role: str, share: bool) -> li
     values = _values(series.group, along, pick)
     if not np.isfinite(values).any():
         return []
-    edges = _band(series, along, values.min(axis=0), values.max(axis=0)) if len(values) > 1 and role == "line" else []
+    edges = (
+        _band(series, along, values.min(axis=0), values.max(axis=0))
+        if len(values) > 1 and role == "line"
+        else []
+    )
     return [*edges, _line(series, along, values.mean(axis=0), role, share)]
 
 
 def _band(series: Series, along: str, low: Floats, high: Floats) -> list[Trace]:
     """The area between two curves: plotly fills from a trace to the one before it."""
-    edge = {"type": "scatter", "mode": "lines" if len(low) > 1 else "markers", "hoverinfo": "skip", "showlegend": False}
+    edge = {
+        "type": "scatter",
+        "mode": "lines" if len(low) > 1 else "markers",
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
     meta = {"series": series.key, "along": along}
     lower = {**edge, "y": plain(low), "meta": {**meta, "role": "edge"}}
     return [lower, {**edge, "y": plain(high), "fill": "tonexty", "meta": {**meta, "role": "band"}}]
 
 
 def _line(series: Series, along: str, y: Floats, role: str, share: bool) -> Trace:
-    meta = {"series": series.key, "along": along, "role": role, "value": "%{y:.1%}" if share else "%{y:.4~g}"}
+    meta = {
+        "series": series.key,
+        "along": along,
+        "role": role,
+        "value": "%{y:.1%}" if share else "%{y:.4~g}",
+    }
     mode = "lines+markers" if len(y) <= FEW else "lines"
-    return {"type": "scatter", "mode": mode, "name": safe(series.label), "y": plain(y), "meta": meta}
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": safe(series.label),
+        "y": plain(y),
+        "meta": meta,
+    }
 
 
 def _score(name: str, model: str | None) -> Pick:
@@ -188,6 +275,8 @@ def _values(group: Group, along: str, pick: Pick) -> Floats:
         return np.zeros((1, 0))
     rounds = sorted(set.intersection(*(set(run) for run in runs)))
     if len(rounds) > POINTS:
-        rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
+        rounds = [
+            rounds[place] for place in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)
+        ]
     picked: list[list[Any]] = [[pick(run[now]) for now in rounds] for run in runs]
     return np.array(picked, dtype=np.float64)  # None becomes nan

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rota.report.runs import Run
-from rota.store.folder import flat
+from rota.running.folder import flat
 
 METHODS = ("sampler.name", "estimator.name", "server.name")
 
@@ -27,7 +27,11 @@ def group(runs: list[Run]) -> list[Group]:
     together: dict[tuple[str, int], list[Run]] = {}
     seen: Counter[str] = Counter()
     for run in runs:
-        same = json.dumps({key: value for key, value in run.config.items() if key != "seed"}, sort_keys=True, default=str)
+        same = json.dumps(
+            {key: value for key, value in run.config.items() if key != "seed"},
+            sort_keys=True,
+            default=str,
+        )
         whole = f"{same} {run.config.get('seed')}"
         together.setdefault((same, seen[whole]), []).append(run)
         seen[whole] += 1
@@ -37,7 +41,9 @@ def group(runs: list[Run]) -> list[Group]:
 
 def differing(groups: list[list[Run]]) -> dict[str, list[str | None]]:
     """The configuration keys that are not the same in all groups, with each group's value (None where it has no such key)."""
-    configs = [{key: _text(value) for key, value in flat(members[0].config).items()} for members in groups]
+    configs = [
+        {key: _text(value) for key, value in flat(members[0].config).items()} for members in groups
+    ]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     table = {key: [config.get(key) for config in configs] for key in keys}
     return {key: values for key, values in table.items() if len(set(values)) > 1}
@@ -62,9 +68,14 @@ def _labels(groups: list[list[Run]]) -> list[str]:
             chosen, apart = [*chosen, key], count
     labels = []
     for number, members in enumerate(groups):
-        labels.append(", ".join(_words(key, table[key][number]) for key in chosen) or _folder(members))
+        labels.append(
+            ", ".join(_words(key, table[key][number]) for key in chosen) or _folder(members)
+        )
     twice = Counter(labels)
-    return [label if twice[label] == 1 else _alone(label, members) for label, members in zip(labels, groups, strict=True)]
+    return [
+        label if twice[label] == 1 else _alone(label, members)
+        for label, members in zip(labels, groups, strict=True)
+    ]
 
 
 def _words(key: str, value: str | None) -> str:

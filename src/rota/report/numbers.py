@@ -55,7 +55,9 @@ def duration(value: float) -> str:
             rest = round(whole % step / small)
             if rest * small == step:
                 whole, rest = whole + round(small), 0
-            return f"{whole // step:.0f}{SPACE}{unit}" + (f"{SPACE}{rest}{SPACE}{small_unit}" if rest else "")
+            return f"{whole // step:.0f}{SPACE}{unit}" + (
+                f"{SPACE}{rest}{SPACE}{small_unit}" if rest else ""
+            )
     raise AssertionError(value)
 
 
@@ -85,4 +87,9 @@ def mean(values: Sequence[float | None], form: Format) -> str:
     return f"{middle / step:,.1f}{SPACE}±{SPACE}{half / step:,.1f}{SPACE}{unit}".strip()
 
 
-UNITS: dict[Format, Sequence[tuple[float, str]]] = {percent: ((0.01, "%"),), count: ((1.0, ""),), size: BYTES, duration: SECONDS}
+UNITS: dict[Format, Sequence[tuple[float, str]]] = {
+    percent: ((0.01, "%"),),
+    count: ((1.0, ""),),
+    size: BYTES,
+    duration: SECONDS,
+}

@@ -13,9 +13,11 @@ from rota.report import clients, curves, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
 from rota.report.groups import METHODS, Group
 from rota.report.runs import averaged
-from rota.store.folder import flat
+from rota.running.folder import flat
 
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
 """The browser holds the page to it: nothing is fetched, whatever is in it."""
 COLOURS = 6
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -33,22 +35,37 @@ def render(groups: list[Group]) -> str:
     colours = [one.key for one in series if one.key not in ("mean", "worst")]
     shown = {chart.key: chart for charts in sections.values() for chart in charts if chart.traces}
     payload = {
-        "series": {one.key: _style(colours.index(one.key) if one.key in colours else None) for one in series},
+        "series": {
+            one.key: _style(colours.index(one.key) if one.key in colours else None)
+            for one in series
+        },
         "crowd": CROWD,
         "axes": axes,
         "x": x,
-        "charts": {key: {"traces": chart.traces, "layout": chart.layout, "progress": chart.progress} for key, chart in shown.items()},
+        "charts": {
+            key: {"traces": chart.traces, "layout": chart.layout, "progress": chart.progress}
+            for key, chart in shown.items()
+        },
     }
     crowded = f"Bands are left out while more than {CROWD} lines are shown: point at a name above to see its band."
     notes = {"Across clients": crowded if len(series) > CROWD else ""}
-    notes["Progress" if sections["Progress"] else "Each model"] = _seeds_in_words(groups, notes["Across clients"])
+    notes["Progress" if sections["Progress"] else "Each model"] = _seeds_in_words(
+        groups, notes["Across clients"]
+    )
     parts = [
         _headline(name, groups, models),
         _controls(series),
-        *(_section(heading, notes.get(heading, ""), "".join(map(_figure, charts)), "charts") for heading, charts in sections.items()),
+        *(
+            _section(heading, notes.get(heading, ""), "".join(map(_figure, charts)), "charts")
+            for heading, charts in sections.items()
+        ),
         _models(groups, models),
         _runs(groups),
-        _section("Failures", "Clients whose work could not be used, by reason, over all seeds.", tables.failures(groups)),
+        _section(
+            "Failures",
+            "Clients whose work could not be used, by reason, over all seeds.",
+            tables.failures(groups),
+        ),
         _configuration(groups),
     ]
     return f"""<!doctype html>
@@ -95,10 +112,19 @@ def _charts(groups: list[Group], series: list[Series], models: list[str]) -> dic
     return {
         "Progress": _progress(groups, series) if together else [],
         "Across models": curves.across(series[: len(groups)]),
-        "Each model": [curves.score(name, model, some) for model, some in scored for name in ("accuracy", "loss") if model],
-        "Across clients": [chart for model, some in scored if (chart := curves.spread(model, some)).traces],
+        "Each model": [
+            curves.score(name, model, some)
+            for model, some in scored
+            for name in ("accuracy", "loss")
+            if model
+        ],
+        "Across clients": [
+            chart for model, some in scored if (chart := curves.spread(model, some)).traces
+        ],
         "Other measures": curves.measures(groups, series),
-        "Who was sampled": [chart for model, some in each for chart in clients.sampling(model, some)],
+        "Who was sampled": [
+            chart for model, some in each for chart in clients.sampling(model, some)
+        ],
         "Who holds what": clients.holdings(groups),
     }
 
@@ -125,8 +151,14 @@ def _headline(name: str, groups: list[Group], models: list[str]) -> str:
         facts.append(_span({len(runs)}, "run"))
     facts += _methods(groups)
     summaries = {str(run.config.get("summary", "")) for run in runs}
-    summary = f"<p>{escape(summaries.pop())}</p>" if len(summaries) == 1 and summaries != {""} else ""
-    late = [f"{run.folder.name} at round {len(run.rounds)} of {run.config.get('rounds', '?')}" for run in runs if not run.finished]
+    summary = (
+        f"<p>{escape(summaries.pop())}</p>" if len(summaries) == 1 and summaries != {""} else ""
+    )
+    late = [
+        f"{run.folder.name} at round {len(run.rounds)} of {run.config.get('rounds', '?')}"
+        for run in runs
+        if not run.finished
+    ]
     warning = f'<p class="warning">Not finished: {escape(", ".join(late))}.</p>' if late else ""
     cards = ""
     for label, value, remark in tables.tiles(groups):
@@ -139,7 +171,11 @@ def _headline(name: str, groups: list[Group], models: list[str]) -> str:
 def _methods(groups: list[Group]) -> list[str]:
     """The sampler, estimator and server, where all runs have the same; the others are in the settings' names."""
     found = {key: {flat(group.runs[0].config).get(key) for group in groups} for key in METHODS}
-    return [f"{key.removesuffix('.name')} {name}" for key, names in found.items() if len(names) == 1 and (name := names.pop())]
+    return [
+        f"{key.removesuffix('.name')} {name}"
+        for key, names in found.items()
+        if len(names) == 1 and (name := names.pop())
+    ]
 
 
 def _controls(series: list[Series]) -> str:
@@ -152,7 +188,11 @@ def _controls(series: list[Series]) -> str:
         mark = f"<i></i><span>{escape(one.label)}</span>"
         chips += f'<button type="button" class="chip" aria-pressed="true" data-series="{escape(one.key)}">{mark}</button>'
     every = '<button type="button" id="all" hidden>show all</button>'
-    legend = f'<div class="chips" role="group" aria-label="Show or hide">{chips}{every}</div>' if len(series) > 1 else ""
+    legend = (
+        f'<div class="chips" role="group" aria-label="Show or hide">{chips}{every}</div>'
+        if len(series) > 1
+        else ""
+    )
     return f"""<nav class="bar" aria-label="Charts">
 <fieldset class="switch"><legend>Against</legend>{axes}</fieldset>
 <label class="check"><input type="checkbox" id="log"><span>log loss</span></label>
@@ -162,12 +202,20 @@ def _controls(series: list[Series]) -> str:
 
 def _section(heading: str, note: str, body: str, kind: str = "plain") -> str:
     words = f"<p>{escape(note)}</p>" if note else ""
-    return f'<section><h2>{escape(heading)}</h2>{words}<div class="{kind}">{body}</div></section>' if body else ""
+    return (
+        f'<section><h2>{escape(heading)}</h2>{words}<div class="{kind}">{body}</div></section>'
+        if body
+        else ""
+    )
 
 
 def _figure(chart: Chart) -> str:
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-    body = f'<div class="plot" data-chart="{escape(chart.key)}"></div>' if chart.traces else f'<p class="empty">{escape(chart.empty)}</p>'
+    body = (
+        f'<div class="plot" data-chart="{escape(chart.key)}"></div>'
+        if chart.traces
+        else f'<p class="empty">{escape(chart.empty)}</p>'
+    )
     return f"<figure><figcaption><h3>{escape(chart.title)}</h3>{note}</figcaption>{body}</figure>"
 
 
@@ -194,14 +242,20 @@ def _costs(groups: list[Group]) -> bool:
 
 def _runs(groups: list[Group]) -> str:
     """The table of groups; folded under it, that of single runs."""
-    each = [Group(f"{group.label}, seed {run.config.get('seed')}", [run]) for group in groups for run in group.runs]
+    each = [
+        Group(f"{group.label}, seed {run.config.get('seed')}", [run])
+        for group in groups
+        for run in group.runs
+    ]
     if len(each) == 1:
         return ""
     body = tables.runs(groups, paid=not _costs(groups))
     if len(each) == len(groups):
         return _section("Runs", "", body)
     every = f"<details><summary>Every run ({len(each)})</summary>{tables.runs(each)}</details>"
-    return _section("Runs", "± is half of the 95 % interval of the mean over seeds (Student’s t).", body + every)
+    return _section(
+        "Runs", "± is half of the 95 % interval of the mean over seeds (Student’s t).", body + every
+    )
 
 
 def _configuration(groups: list[Group]) -> str:
@@ -211,14 +265,26 @@ def _configuration(groups: list[Group]) -> str:
         first, *others = [f"{run.config.get('seed')}" for run in group.runs]
         seeds = f" (seed {first}; the same with {', '.join(others)})" if others else ""
         body += f"<details><summary>{escape(of + seeds)}</summary><pre>{escape(group.runs[0].text)}</pre></details>"
-    return _section("Configuration", "What differs between the settings, and each setting’s file." if differences else "", body)
+    return _section(
+        "Configuration",
+        "What differs between the settings, and each setting’s file." if differences else "",
+        body,
+    )
 
 
 def _seeds_in_words(groups: list[Group], crowded: str) -> str:
     several = [group for group in groups if len(group.runs) > 1]
     uneven = any(len({len(run.rounds) for run in group.runs}) > 1 for group in several)
-    words = f"Lines are means over seeds, bands go from the lowest to the highest seed. {crowded}".strip() if several else ""
-    return words + (" Where seeds stopped at different rounds, a line ends with the first of them." if uneven else "")
+    words = (
+        f"Lines are means over seeds, bands go from the lowest to the highest seed. {crowded}".strip()
+        if several
+        else ""
+    )
+    return words + (
+        " Where seeds stopped at different rounds, a line ends with the first of them."
+        if uneven
+        else ""
+    )
 
 
 def _style(number: int | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rota.errors import BadInput
-from rota.record import at, tested
+from rota.running.record import at, tested
 
 Record = dict[str, Any]
 
@@ -47,13 +47,24 @@ class Run:
     @cached_property
     def averaged(self) -> bool:
         """Whether something is said of the models together: not where their scores are of different kinds."""
-        return len(self.models) < 2 or not self.tested or any(line["accuracy"] is not None for line in self.tested)
+        return (
+            len(self.models) < 2
+            or not self.tested
+            or any(line["accuracy"] is not None for line in self.tested)
+        )
 
     @cached_property
     def shares(self) -> set[str]:
         """The models whose accuracies are shares, from 0 to 1: a score of the user's own may be any number."""
-        every = {name: [line["models"][name].get("accuracy") for line in self.tested] for name in self.models}
-        return {name for name, values in every.items() if all(0 <= value <= 1 for value in values if value is not None)}
+        every = {
+            name: [line["models"][name].get("accuracy") for line in self.tested]
+            for name in self.models
+        }
+        return {
+            name
+            for name, values in every.items()
+            if all(0 <= value <= 1 for value in values if value is not None)
+        }
 
     @property
     def models(self) -> list[str]:
@@ -75,7 +86,9 @@ class Run:
 
     @property
     def best(self) -> float | None:
-        return max((line["accuracy"] for line in self.tested if line["accuracy"] is not None), default=None)
+        return max(
+            (line["accuracy"] for line in self.tested if line["accuracy"] is not None), default=None
+        )
 
     @property
     def target(self) -> float | None:
@@ -91,7 +104,14 @@ class Run:
         """The first round at which all of these were at the target."""
         if self.target is None or not set(models) <= set(self.models):
             return None
-        return next((line["round"] for line in self.tested if all(at(line["models"][model], self.target) for model in models)), None)
+        return next(
+            (
+                line["round"]
+                for line in self.tested
+                if all(at(line["models"][model], self.target) for model in models)
+            ),
+            None,
+        )
 
     @property
     def client_seconds(self) -> float:
@@ -129,7 +149,9 @@ def find(folder: Path) -> list[Path]:
         return [folder]
     inside = sorted((path.parent for path in folder.glob("*/config.toml")), key=_natural)
     if not inside:
-        raise BadInput(f"{folder} is not a run folder and holds none: name a folder that has a config.toml in it")
+        raise BadInput(
+            f"{folder} is not a run folder and holds none: name a folder that has a config.toml in it"
+        )
     return inside
 
 
@@ -148,10 +170,15 @@ def read(folder: Path) -> Run:
             for model, clients in record.pop("cohort").items():
                 sampled.setdefault(model, Counter()).update(clients)
             whose = len(record["models"]) > 1
-            failures.update(f"{failure['model']}: " * whose + str(failure["reason"]) for failure in record.pop("failures"))
+            failures.update(
+                f"{failure['model']}: " * whose + str(failure["reason"])
+                for failure in record.pop("failures")
+            )
             lines.append(record)
     except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"cannot read {path} ({error}): leave {folder.name} out of the report, or run it again") from error
+        raise BadInput(
+            f"cannot read {path} ({error}): leave {folder.name} out of the report, or run it again"
+        ) from error
     if lines and not data:
         raise BadInput(f"{folder} has no data.json: leave it out of the report, or run it again")
     return Run(
@@ -159,7 +186,9 @@ def read(folder: Path) -> Run:
         config=config,
         text=text,
         rounds=lines,
-        sampled={model: _by_client(counts, data[model]["clients"]) for model, counts in sampled.items()},
+        sampled={
+            model: _by_client(counts, data[model]["clients"]) for model, counts in sampled.items()
+        },
         failures=failures,
         data=data,
         finished=bool(summary),

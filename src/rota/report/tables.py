@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from html import escape
 
-from rota.record import ASKED
 from rota.report import numbers
 from rota.report.charts import models_of
 from rota.report.groups import Group, differing
 from rota.report.runs import Run, averaged, shares
+from rota.running.record import ASKED
 
 Tile = tuple[str, str, str]
 """What, its value, a remark."""
@@ -38,7 +38,10 @@ def several(groups: list[Group]) -> bool:
 def accuracies(runs: list[Run]) -> list[Column]:
     """The final and the best accuracy, means over the models; nothing where no run has any."""
     form, word = _form(runs), _word(runs)
-    columns: list[Column] = [(f"Final {word}", lambda run: run.accuracy, form), (f"Best {word}", lambda run: run.best, form)]
+    columns: list[Column] = [
+        (f"Final {word}", lambda run: run.accuracy, form),
+        (f"Best {word}", lambda run: run.best, form),
+    ]
     return columns if averaged(runs) else []
 
 
@@ -62,7 +65,12 @@ def _own(group: Group) -> list[Tile]:
     over = f"mean of {len(runs)} seeds" if len(runs) > 1 else ""
     target = []
     if runs[0].target is not None:
-        target = [(f"Rounds to {_form(runs)(runs[0].target)}{', all at once' * many}", *_to_target(runs, runs[0].models))]
+        target = [
+            (
+                f"Rounds to {_form(runs)(runs[0].target)}{', all at once' * many}",
+                *_to_target(runs, runs[0].models),
+            )
+        ]
 
     def own(columns: list[Column]) -> list[Tile]:
         return [(name, _mean(runs, cell, form), over) for name, cell, form in columns]
@@ -77,17 +85,35 @@ def _own(group: Group) -> list[Tile]:
 
 def _best(groups: list[Group]) -> list[Tile]:
     many, runs = several(groups), _all(groups)
-    best = [*zip((f"Highest final {_word(runs)}", f"Highest peak {_word(runs)}"), accuracies(runs), strict=False)]
-    best = best or [(f"Highest {column[0].removeprefix('Final ')}", column) for column in _each(runs, models_of(groups))]
+    best = [
+        *zip(
+            (f"Highest final {_word(runs)}", f"Highest peak {_word(runs)}"),
+            accuracies(runs),
+            strict=False,
+        )
+    ]
+    best = best or [
+        (f"Highest {column[0].removeprefix('Final ')}", column)
+        for column in _each(runs, models_of(groups))
+    ]
     reached: list[tuple[str, Column, bool]] = [
         *((label, column, True) for label, column in best),
-        *zip(("Highest worst model", "Least spread of models"), fairness(runs), (True, False), strict=False),
+        *zip(
+            ("Highest worst model", "Least spread of models"),
+            fairness(runs),
+            (True, False),
+            strict=False,
+        ),
         ("Fewest rounds to target", ("", lambda run: run.rounds_to_target, numbers.count), False),
     ]
     paid: list[tuple[str, Column, bool]] = [
         ("Least virtual time", TIME, False),
         ("Least data sent", ("", _sent, numbers.size), False),
-        *([("Least client computing", WORK[0], False), ("Least server memory", WORK[1], False)] if many else []),
+        *(
+            [("Least client computing", WORK[0], False), ("Least server memory", WORK[1], False)]
+            if many
+            else []
+        ),
     ]
     # what did not reach the target in every seed is not cheaper than what did
     there = _full(groups, lambda run: run.rounds_to_target) or groups
@@ -107,8 +133,16 @@ def _winner(groups: list[Group], column: Column, highest: bool) -> tuple[str, st
     full = _full(groups, cell)
     means = _averages(full, cell)
     top = max(means) if highest else min(means)
-    best = [group for group, mean in zip(full, means, strict=True) if math.isclose(mean, top, rel_tol=1e-9)]
-    who = best[0].label if len(best) == 1 else f"{'all' if len(best) == len(groups) else len(best)} settings"
+    best = [
+        group
+        for group, mean in zip(full, means, strict=True)
+        if math.isclose(mean, top, rel_tol=1e-9)
+    ]
+    who = (
+        best[0].label
+        if len(best) == 1
+        else f"{'all' if len(best) == len(groups) else len(best)} settings"
+    )
     return _mean(best[0].runs, cell, form), who
 
 
@@ -119,7 +153,10 @@ def _full(groups: list[Group], cell: Cell) -> list[Group]:
 
 def runs(groups: list[Group], paid: bool = True) -> str:
     """A row for each group, with what it costs unless that is said elsewhere."""
-    before: list[Column] = [*accuracies(_all(groups)), ("Rounds", lambda run: len(run.rounds), numbers.count)]
+    before: list[Column] = [
+        *accuracies(_all(groups)),
+        ("Rounds", lambda run: len(run.rounds), numbers.count),
+    ]
     after: list[Column] = [
         *([*SENT, TIME, *WORK] if paid else [TIME]),
         ("Failures", lambda run: run.failures.total(), numbers.count),
@@ -132,8 +169,13 @@ def runs(groups: list[Group], paid: bool = True) -> str:
     rows = []
     for group in groups:
         reached = " ".join(_to_target(group.runs, group.runs[0].models)).strip()
-        first, last = ([_mean(group.runs, cell, form) for _, cell, form in columns] for columns in (before, after))
-        rows.append([group.label, *[f"{len(group.runs)}"] * seeds, *first, *[reached] * target, *last])
+        first, last = (
+            [_mean(group.runs, cell, form) for _, cell, form in columns]
+            for columns in (before, after)
+        )
+        rows.append(
+            [group.label, *[f"{len(group.runs)}"] * seeds, *first, *[reached] * target, *last]
+        )
     return table(head, rows)
 
 
@@ -144,7 +186,10 @@ def costs(groups: list[Group]) -> str:
     rows = []
     for group in groups:
         score = [_mean(group.runs, cell, form) for _, cell, form in reached]
-        multiples = [_multiple(group.runs, cell, form, low) for (_, cell, form), low in zip(paid, least, strict=True)]
+        multiples = [
+            _multiple(group.runs, cell, form, low)
+            for (_, cell, form), low in zip(paid, least, strict=True)
+        ]
         rows.append([group.label, *score, *multiples])
     return table(["Run", *_names(reached), *_names(paid)], rows)
 
@@ -153,21 +198,32 @@ def models(groups: list[Group], names: list[str]) -> str:
     """Each model's final accuracy, and how they compare."""
     runs = _all(groups)
     mean = [("Mean", cell, form) for _, cell, form in accuracies(runs)[:1]]
-    columns: list[Column] = [*mean, *((name, _accuracy_of(name), _form(runs, name)) for name in names), *fairness(runs)]
-    rows = [[group.label, *(_mean(group.runs, cell, form) for _, cell, form in columns)] for group in groups]
+    columns: list[Column] = [
+        *mean,
+        *((name, _accuracy_of(name), _form(runs, name)) for name in names),
+        *fairness(runs),
+    ]
+    rows = [
+        [group.label, *(_mean(group.runs, cell, form) for _, cell, form in columns)]
+        for group in groups
+    ]
     return table(["Run", *_names(columns)], rows)
 
 
 def to_target(groups: list[Group], names: list[str]) -> str:
     """The rounds that each model took to the target, and until all were there in one round; nothing where there is none."""
-    targets = sorted({run.target for group in groups for run in group.runs if run.target is not None})
+    targets = sorted(
+        {run.target for group in groups for run in group.runs if run.target is not None}
+    )
     if not targets:
         return ""
     head = [f"Rounds to {' or '.join(map(_form(_all(groups)), targets))}", "All at once", *names]
     rows = []
     for group in groups:
         each = [group.runs[0].models, *([name] for name in names)]
-        rows.append([group.label, *(" ".join(_to_target(group.runs, some)).strip() for some in each)])
+        rows.append(
+            [group.label, *(" ".join(_to_target(group.runs, some)).strip() for some in each)]
+        )
     return table(head, rows)
 
 
@@ -176,7 +232,9 @@ def failures(groups: list[Group]) -> str:
     rows = []
     for group in groups:
         asked = sum(run.rows for run in group.runs)
-        for reason, times in sum((run.failures for run in group.runs), Counter[str]()).most_common():
+        for reason, times in sum(
+            (run.failures for run in group.runs), Counter[str]()
+        ).most_common():
             part = numbers.NONE if reason.endswith(ASKED) else numbers.percent(times / asked)
             rows.append([group.label, reason, numbers.count(times), part])
     head = ["Run", "Reason", "Times", "Of all trainings"]
@@ -188,7 +246,10 @@ def failures(groups: list[Group]) -> str:
 def differences(groups: list[Group]) -> str:
     """The configuration keys that are not the same in all groups; nothing where all are."""
     keys = differing([group.runs for group in groups])
-    rows = [[group.label, *(values[number] or numbers.NONE for values in keys.values())] for number, group in enumerate(groups)]
+    rows = [
+        [group.label, *(values[number] or numbers.NONE for values in keys.values())]
+        for number, group in enumerate(groups)
+    ]
     return table(["Run", *keys], rows) if keys else ""
 
 
@@ -215,7 +276,10 @@ def _word(runs: list[Run], model: str | None = None) -> str:
 
 def _each(runs: list[Run], models: list[str]) -> list[Column]:
     """Each model's final accuracy, for runs that have no means over them."""
-    return [(f"Final {_word(runs, name)} of {name}", _accuracy_of(name), _form(runs, name)) for name in models]
+    return [
+        (f"Final {_word(runs, name)} of {name}", _accuracy_of(name), _form(runs, name))
+        for name in models
+    ]
 
 
 def _accuracy_of(model: str) -> Cell:
@@ -249,7 +313,9 @@ def _to_target(runs: list[Run], models: list[str]) -> tuple[str, str]:
     if not known:
         could = any(run.target is not None and set(models) <= set(run.models) for run in runs)
         return ("not reached" if could else numbers.NONE), ""
-    return numbers.mean(known, numbers.count), "" if len(known) == len(runs) else f"({len(known)} of {len(runs)} seeds)"
+    return numbers.mean(known, numbers.count), "" if len(known) == len(
+        runs
+    ) else f"({len(known)} of {len(runs)} seeds)"
 
 
 def _wall(runs: list[Run]) -> str:

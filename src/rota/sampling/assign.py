@@ -34,7 +34,9 @@ def capped(scores: Array, most: Array, budget: float) -> Array:
     rest = budget - most[positive].sum()
     if rest >= 0:
         idle = np.where(positive, 0.0, most)
-        return np.where(positive, most, idle * (min(rest, idle.sum()) / idle.sum() if idle.any() else 0.0))
+        return np.where(
+            positive, most, idle * (min(rest, idle.sum()) / idle.sum() if idle.any() else 0.0)
+        )
     scores = _scaled(scores)
     a, m, left = scores[positive], most[positive], budget
     while True:  # the level falls from turn to turn, so those who are full stay full; few turns
@@ -88,7 +90,9 @@ def _alone(scores: Array, most: Array, shares: Array) -> Array:
     some = scores[:, many]
     ascending = np.sort(some, axis=0)
     below = np.cumsum(ascending, axis=0)
-    left = most[many] - models + np.arange(1, models + 1)[:, None]  # for the first 1, 2, ... of them, where the others have 1
+    left = (
+        most[many] - models + np.arange(1, models + 1)[:, None]
+    )  # for the first 1, 2, ... of them, where the others have 1
     fits = (left > 0) & (left * ascending <= below)
     last = models - 1 - np.argmax(fits[::-1], axis=0)  # eq. 5's k: the largest that fits
     at = (last, np.arange(some.shape[1]))
@@ -100,7 +104,9 @@ def even(processors: Array, budget: float, shares: Array) -> Array:
     """All processors alike, and each with its client's models in equal parts."""
     owns = shares > 0
     reached = processors[owns.any(axis=0)].sum()
-    return np.asarray(min(1.0, budget / max(reached, 1)) * processors * (owns / np.maximum(owns.sum(axis=0), 1)))
+    return np.asarray(
+        min(1.0, budget / max(reached, 1)) * processors * (owns / np.maximum(owns.sum(axis=0), 1))
+    )
 
 
 def systematic(rates: Array, most: Array | int, start: Array) -> Array:
@@ -115,7 +121,9 @@ def systematic(rates: Array, most: Array | int, start: Array) -> Array:
     return np.asarray(hits[1:] > hits[:-1])
 
 
-def draw_processors(rates: Array, processors: Array, shares: Array, generator: np.random.Generator) -> Plan:
+def draw_processors(
+    rates: Array, processors: Array, shares: Array, generator: np.random.Generator
+) -> Plan:
     """Every processor draws a model with the probabilities p = rates / B_i, or none; weight = times drawn * share / (B_i p).
 
     `Plan.probability` is the chance to be drawn at all.
@@ -125,10 +133,14 @@ def draw_processors(rates: Array, processors: Array, shares: Array, generator: n
     start = generator.random(len(owner))
     busy = np.flatnonzero(start < ends[-1, owner])
     client = owner[busy]
-    model, client, times = tally((ends[:, client] <= start[busy]).sum(axis=0), client, len(processors))
+    model, client, times = tally(
+        (ends[:, client] <= start[busy]).sum(axis=0), client, len(processors)
+    )
     rate, count = rates[model, client], processors[client]
     with np.errstate(divide="ignore"):  # log 0 for those that are certain
-        once = np.where(count == 1, rate, -np.expm1(count * np.log1p(-np.minimum(rate / count, 1.0))))
+        once = np.where(
+            count == 1, rate, -np.expm1(count * np.log1p(-np.minimum(rate / count, 1.0)))
+        )
     return Plan(client, model, once, times * shares[model, client] / rate)
 
 
@@ -138,7 +150,9 @@ def tally(model: Array, client: Array, clients: int) -> tuple[Array, Array, Arra
     return pair // clients, pair % clients, times
 
 
-def draw_distinct(rates: Array, processors: Array, shares: Array, generator: np.random.Generator) -> Plan:
+def draw_distinct(
+    rates: Array, processors: Array, shares: Array, generator: np.random.Generator
+) -> Plan:
     """Every client draws different models by systematic sampling; weight = share / rate."""
     model, client = np.nonzero(systematic(rates, processors, generator.random(len(processors))))
     rate = rates[model, client]
@@ -151,8 +165,14 @@ def count(processors: Processors, shares: Array) -> Array:
     if isinstance(processors, str) and processors == "mixed":
         return mixed(shares)
     found = np.asarray(processors)
-    if found.dtype.kind not in "iu" or found.shape not in ((), (clients,)) or not (found >= 1).all():
-        raise BadInput(f"sampler.processors must be whole numbers from 1: one, or one for each of the {clients} clients, or 'mixed'")
+    if (
+        found.dtype.kind not in "iu"
+        or found.shape not in ((), (clients,))
+        or not (found >= 1).all()
+    ):
+        raise BadInput(
+            f"sampler.processors must be whole numbers from 1: one, or one for each of the {clients} clients, or 'mixed'"
+        )
     return np.broadcast_to(found, clients).astype(np.int64)
 
 
@@ -162,7 +182,10 @@ def mixed(shares: Array, seed: int | None = None) -> Array:
     Who is who is part of the clients, as their data are: without a seed it is drawn by the shares, so that another split has others.
     """
     if seed is None:
-        seed = int.from_bytes(hashlib.blake2b(np.ascontiguousarray(shares).tobytes(), digest_size=8).digest(), "little")
+        seed = int.from_bytes(
+            hashlib.blake2b(np.ascontiguousarray(shares).tobytes(), digest_size=8).digest(),
+            "little",
+        )
     owned = np.maximum((shares > 0).sum(axis=0), 1)
     place = rng.generator(rng.key(seed, "processors")).permutation(len(owned)) / len(owned)
     return np.asarray(np.where(place < 0.25, 1, np.where(place < 0.75, -(-owned // 2), owned)))

@@ -34,7 +34,7 @@ class Avare:
     needs: ClassVar[str] = "norms of the drawn"
     costs: ClassVar[str] = "a number a client on the server"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         if not 0 < self.least <= 1:
             raise BadInput(f"sampler.least is {self.least:g}: it must be above 0 and at most 1")
@@ -47,7 +47,9 @@ class Avare:
         known = ~np.isnan(scores)
         largest = np.max(scores, axis=1, keepdims=True, where=known, initial=0.0)
         floor = self.least + (1 - self.least) / state["round"].item() ** self.decay
-        return self.budget * fill(np.where(known, scores, np.where(largest > 0, largest, 1.0)), 1.0, shares, floor)
+        return self.budget * fill(
+            np.where(known, scores, np.where(largest > 0, largest, 1.0)), 1.0, shares, floor
+        )
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)

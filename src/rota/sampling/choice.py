@@ -29,10 +29,12 @@ class RpowD:
     needs: ClassVar[str] = "losses of the drawn"
     costs: ClassVar[str] = "a number a client on the server"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         if self.candidates < self.budget:
-            raise BadInput(f"sampler.candidates is {self.candidates}: it must be at least sampler.budget, {self.budget:g}")
+            raise BadInput(
+                f"sampler.candidates is {self.candidates}: it must be at least sampler.budget, {self.budget:g}"
+            )
         return {"loss": np.full(shares.shape, np.inf)}
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
@@ -45,7 +47,7 @@ class RpowD:
         rank = np.arange(len(order)) - np.searchsorted(model, model)
         return draw.mean(candidates.of(order[rank < round(self.budget)]))
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         loss = state["loss"].copy()
         loss[plan.model[seen.ok], plan.client[seen.ok]] = seen.loss[seen.ok]
         return {"loss": loss}
@@ -58,13 +60,13 @@ class PowD(RpowD):
     needs: ClassVar[str] = "losses of some"
     costs: ClassVar[str] = "the candidates evaluate the model"
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.sequential(shares, self.candidates, shares, generator), "loss")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
         return {"loss": matrix(state["loss"].shape, plan, seen.loss)}
 
-    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return self._highest(state, draw.everybody(np.where(np.isnan(state["loss"]), 0.0, shares)))
 
 

@@ -25,9 +25,11 @@ class ClusteredSize:
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "nothing"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
-        return {"order": np.argsort(-shares, axis=1, kind="stable")}  # of a million clients it takes longer than the whole draw
+        return {
+            "order": np.argsort(-shares, axis=1, kind="stable")
+        }  # of a million clients it takes longer than the whole draw
 
     def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
         """The segments of the line that is cut into strata: clients, and their masses in proportion to the row."""
@@ -38,9 +40,15 @@ class ClusteredSize:
         return order, round(self.budget) * row[order] / row.sum()
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
-        return draw.concatenate([stratified(s, *self.strata(state, s, row), row, generator) for s, row in enumerate(shares) if row.any()])
+        return draw.concatenate(
+            [
+                stratified(s, *self.strata(state, s, row), row, generator)
+                for s, row in enumerate(shares)
+                if row.any()
+            ]
+        )
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
 
@@ -55,9 +63,11 @@ class ClusteredSimilarity(ClusteredSize):
 
     needs: ClassVar[str] = "updates of the drawn"
     updates: ClassVar[bool] = True
-    costs: ClassVar[str] = "an update a client and all angles on the server, clustered in every round"
+    costs: ClassVar[str] = (
+        "an update a client and all angles on the server, clustered in every round"
+    )
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         return memory.begin(shares)
 
@@ -70,11 +80,13 @@ class ClusteredSimilarity(ClusteredSize):
         whole = np.flatnonzero(alone)
         return owners[np.concatenate([whole, client])], np.concatenate([alone[whole], part])
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return memory.remember(state, plan, seen)
 
 
-def stratified(model: int, client: Array, mass: Array, row: Array, generator: np.random.Generator) -> Plan:
+def stratified(
+    model: int, client: Array, mass: Array, row: Array, generator: np.random.Generator
+) -> Plan:
     """One client from each stratum of the line of segments (client, mass), cut at 1, 2, 3 ...
 
     A client's mass is strata * share / sum of shares, so that a client drawn c times counts c * sum of shares / strata.
@@ -83,7 +95,9 @@ def stratified(model: int, client: Array, mass: Array, row: Array, generator: np
     strata = round(float(ends[-1]))
     place = np.searchsorted(ends, np.arange(strata) + generator.random(strata), side="right")
     drawn, count = np.unique(client[np.minimum(place, len(client) - 1)], return_counts=True)
-    mine = np.flatnonzero(np.isin(client, drawn))  # the segments of those drawn: how likely were they to be missed?
+    mine = np.flatnonzero(
+        np.isin(client, drawn)
+    )  # the segments of those drawn: how likely were they to be missed?
     start, end = ends[mine] - mass[mine], ends[mine]
     cut = np.minimum(np.floor(start) + 1, end)
     whole, last = np.divmod(end - cut, 1.0)

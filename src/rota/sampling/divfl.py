@@ -25,28 +25,36 @@ class DivFl:
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "updates of all, then of the drawn"
     updates: ClassVar[bool] = True
-    costs: ClassVar[str] = "every client trains once; an update a client and all distances on the server"
+    costs: ClassVar[str] = (
+        "every client trains once; an update a client and all distances on the server"
+    )
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         return memory.begin(shares)
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(np.where(state["known"], 0.0, shares)), "update")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
         return memory.remember(state, plan, seen)
 
-    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         plans = []
         for s, row in enumerate(shares):
             able = np.flatnonzero((row > 0) & state["known"][s])
-            chosen = able[facilities(memory.distances(state[f"gram.{s}"][np.ix_(able, able)]), round(self.budget))]
+            chosen = able[
+                facilities(
+                    memory.distances(state[f"gram.{s}"][np.ix_(able, able)]), round(self.budget)
+                )
+            ]
             weight = row[chosen] / row[chosen].sum()
-            plans.append(Plan(chosen, np.full(len(chosen), s), np.full(len(chosen), np.nan), weight))
+            plans.append(
+                Plan(chosen, np.full(len(chosen), s), np.full(len(chosen), np.nan), weight)
+            )
         return draw.concatenate(plans)
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return memory.remember(state, plan, seen)
 
 

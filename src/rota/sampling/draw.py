@@ -31,7 +31,9 @@ def by(procedure: Procedure, rates: Array, shares: Array, generator: np.random.G
     draws = round(float(rates.sum(axis=1).max()))
     if procedure == "fixed":
         return fixed(draws, shares, generator)
-    return (multinomial if procedure == "multinomial" else sequential)(rates, draws, shares, generator)
+    return (multinomial if procedure == "multinomial" else sequential)(
+        rates, draws, shares, generator
+    )
 
 
 def everybody(shares: Array) -> Plan:
@@ -45,7 +47,9 @@ def independent(probability: Array, shares: Array, generator: np.random.Generato
 
     The cohort's size is random, and an empty one leaves the models as they are.
     """
-    model, client = np.divmod(np.flatnonzero(generator.random(shares.shape) < probability), shares.shape[1])
+    model, client = np.divmod(
+        np.flatnonzero(generator.random(shares.shape) < probability), shares.shape[1]
+    )
     p = probability[model, client]
     return Plan(client, model, p, shares[model, client] / p)
 
@@ -65,7 +69,9 @@ def fixed(size: int, shares: Array, generator: np.random.Generator) -> Plan:
     return _every_model(drawn_for, shares)
 
 
-def multinomial(probability: Array, draws: int, shares: Array, generator: np.random.Generator) -> Plan:
+def multinomial(
+    probability: Array, draws: int, shares: Array, generator: np.random.Generator
+) -> Plan:
     """For every model, `draws` clients with replacement, each with its chance q, in proportion to the row of probabilities.
 
     A client drawn c times is one row of weight c * share / (draws * q). `Plan.probability` is the chance to be drawn at all.
@@ -74,14 +80,23 @@ def multinomial(probability: Array, draws: int, shares: Array, generator: np.ran
     def drawn_for(model: int) -> Plan:
         ends = np.cumsum(probability[model])
         place = np.searchsorted(ends, ends[-1] * generator.random(draws), side="right")
-        drawn, count = np.unique(np.minimum(place, np.searchsorted(ends, ends[-1])), return_counts=True)
+        drawn, count = np.unique(
+            np.minimum(place, np.searchsorted(ends, ends[-1])), return_counts=True
+        )
         q = probability[model, drawn] / ends[-1]
-        return Plan(drawn, np.full(len(drawn), model), 1 - (1 - q) ** draws, count * shares[model, drawn] / (draws * q))
+        return Plan(
+            drawn,
+            np.full(len(drawn), model),
+            1 - (1 - q) ** draws,
+            count * shares[model, drawn] / (draws * q),
+        )
 
     return _every_model(drawn_for, probability)
 
 
-def sequential(probability: Array, draws: int, shares: Array, generator: np.random.Generator) -> Plan:
+def sequential(
+    probability: Array, draws: int, shares: Array, generator: np.random.Generator
+) -> Plan:
     """For every model, `draws` clients one after the other without replacement, each in proportion to its row among those left.
 
     The weights are those of the ordered estimator (Raj 1956): the k-th to be drawn, with chance q among those left, counts
@@ -91,7 +106,9 @@ def sequential(probability: Array, draws: int, shares: Array, generator: np.rand
     def drawn_for(model: int) -> Plan:
         able = np.flatnonzero(probability[model])
         size, q = min(draws, len(able)), probability[model, able]
-        arrival = generator.standard_exponential(len(able)) / q  # the order of arrival is distributed as the order of the draws
+        arrival = (
+            generator.standard_exponential(len(able)) / q
+        )  # the order of arrival is distributed as the order of the draws
         first = np.argpartition(arrival, size - 1)[:size]
         first = first[np.argsort(arrival[first])]
         left = np.delete(q, first).sum() + np.cumsum(q[first][::-1])[::-1]  # before each turn
@@ -109,7 +126,9 @@ def _every_model(drawn_for: Callable[[int], Plan], chances: Array) -> Plan:
 def concatenate(plans: list[Plan]) -> Plan:
     """The rows of several plans as one."""
     nothing = Plan(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
-    return Plan(*(np.concatenate([getattr(plan, name) for plan in (nothing, *plans)]) for name in COLUMNS))
+    return Plan(
+        *(np.concatenate([getattr(plan, name) for plan in (nothing, *plans)]) for name in COLUMNS)
+    )
 
 
 def mean(plan: Plan) -> Plan:
@@ -141,4 +160,6 @@ def restrict(rates: Array, shares: Array) -> Array:
 def check_budget(budget: float, clients: int) -> None:
     """Every sampler's budget: at least one client, at most all of them."""
     if not 1 <= budget <= clients:
-        raise BadInput(f"sampler.budget is {budget:g} clients a round, but there are {clients}: give a number from 1 to {clients}")
+        raise BadInput(
+            f"sampler.budget is {budget:g} clients a round, but there are {clients}: give a number from 1 to {clients}"
+        )

@@ -34,7 +34,9 @@ def feedback(shares: Array, plan: Plan, norm: Array) -> Feedback:
 def times(plan: Plan, back: Feedback, rates: Array, shares: Array) -> Array:
     """How often each pair that came back was drawn, with replacement: its weight is times * share / (draws * chance)."""
     at, total = (back.model, back.client), rates.sum(axis=1)
-    expected = rates[at] * (np.rint(total) / np.maximum(total, 1))[back.model]  # a budget of 2.6 is three draws
+    expected = (
+        rates[at] * (np.rint(total) / np.maximum(total, 1))[back.model]
+    )  # a budget of 2.6 is three draws
     return np.asarray(np.rint(plan.weight[back.row] * expected / shares[at]))
 
 
@@ -45,7 +47,9 @@ def matrix(shape: tuple[int, ...], plan: Plan, values: Array) -> Array:
     return out
 
 
-def first_scale(scale: Array, model: Array, values: Array, statistic: Callable[[Array], float] = np.mean) -> Array:
+def first_scale(
+    scale: Array, model: Array, values: Array, statistic: Callable[[Array], float] = np.mean
+) -> Array:
     """A scale for each model, fixed by the first values that are not all 0; NaN until then."""
     out = scale.copy()
     for s in np.unique(model[values > 0]):

@@ -77,10 +77,12 @@ class KVibFull(KVib):
 
     def init(self, shares: Array, rounds: int) -> State:
         if self.theta is not None and self.bound is None:
-            raise BadInput("sampler.theta scales sampler.bound alone where all feedback is known, and that is not given: leave it out")
+            raise BadInput(
+                "sampler.theta scales sampler.bound alone where all feedback is known, and that is not given: leave it out"
+            )
         return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(shares), "norm")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
@@ -89,7 +91,7 @@ class KVibFull(KVib):
     def rates(self, state: State, shares: Array) -> Array:
         return self._leader(state, shares)
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         everybody = draw.everybody(shares)
         back = feedback(shares, everybody, state["norm"][everybody.model, everybody.client])
         return leader.learn(state, back, back.score**2, self.budget)

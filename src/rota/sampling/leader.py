@@ -10,21 +10,39 @@ from rota.plan import State
 from rota.sampling.feedback import Feedback
 
 
-def begin(shares: Array, draws: float, usual: Array, theta: float | None, gamma: float | None, bound: float | None) -> State:
+def begin(
+    shares: Array,
+    draws: float,
+    usual: Array,
+    theta: float | None,
+    gamma: float | None,
+    bound: float | None,
+) -> State:
     """The state before the first round: nothing seen. `usual` is the theta of each model where none is given.
 
     gamma is the given one, or G^2 N / (theta draws) of the given `bound` G, or NaN: it is learnt. `spent` counts the draws so far.
     """
-    for name, value, most in (("theta", theta, 1.0), ("gamma", gamma, np.inf), ("bound", bound, np.inf)):
+    for name, value, most in (
+        ("theta", theta, 1.0),
+        ("gamma", gamma, np.inf),
+        ("bound", bound, np.inf),
+    ):
         if value is not None and not 0 < value <= most:
-            raise BadInput(f"sampler.{name} is {value:g}: it must be above 0" + " and at most 1" * (most == 1))
+            raise BadInput(
+                f"sampler.{name} is {value:g}: it must be above 0" + " and at most 1" * (most == 1)
+            )
     if gamma is not None and bound is not None:
         raise BadInput("sampler.gamma and sampler.bound both set the regulariser: give one of them")
     mixed = usual if theta is None else np.full(len(shares), theta)
     regulariser = np.full(len(shares), np.nan if gamma is None else gamma)
     if bound is not None:
         regulariser = bound**2 * (shares > 0).sum(axis=1) / (mixed * draws)
-    return {"omega": np.zeros(shares.shape), "theta": mixed, "gamma": regulariser, "spent": np.zeros(1)}
+    return {
+        "omega": np.zeros(shares.shape),
+        "theta": mixed,
+        "gamma": regulariser,
+        "spent": np.zeros(1),
+    }
 
 
 def learn(state: State, back: Feedback, estimate: Array, budget: float) -> State:

@@ -37,12 +37,18 @@ class Mabs:
             raise BadInput(f"sampler.eta is {self.eta:g}: it must be above 0 and at most 1")
         clients = np.maximum((shares > 0).sum(axis=1), 1.0)
         delta = np.sqrt(self.eta**4 * np.log(clients) / (clients**5 * rounds))
-        return {"log": np.zeros(shares.shape), "delta": delta, "scale": np.full(len(shares), np.nan)}
+        return {
+            "log": np.zeros(shares.shape),
+            "delta": delta,
+            "scale": np.full(len(shares), np.nan),
+        }
 
     def rates(self, state: State, shares: Array) -> Array:
         highest = np.max(state["log"], axis=1, keepdims=True, where=shares > 0, initial=-np.inf)
         weight = np.exp(np.minimum(state["log"] - highest, 0.0))
-        return self.budget * draw.mix(draw.restrict(weight, shares), np.full(len(shares), self.eta), 1.0, shares)
+        return self.budget * draw.mix(
+            draw.restrict(weight, shares), np.full(len(shares), self.eta), 1.0, shares
+        )
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
@@ -51,7 +57,13 @@ class Mabs:
         back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         scale = first_scale(state["scale"], back.model, back.score**2)
         q = rates[back.model, back.client] / self.budget
-        gain = times(plan, back, rates, shares) * state["delta"][back.model] * back.score**2 / q**3 / scale[back.model]
+        gain = (
+            times(plan, back, rates, shares)
+            * state["delta"][back.model]
+            * back.score**2
+            / q**3
+            / scale[back.model]
+        )
         log = state["log"].copy()
         log[back.model, back.client] += np.minimum(np.nan_to_num(gain), 1e100)
         return {**state, "log": log, "scale": scale}

@@ -11,16 +11,24 @@ from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 
 MOST = 5_000
-BLOCK = 1 << 13  # columns that are multiplied at once on a CPU, where they stay in its cache; on a GPU, eight times as many
+BLOCK = (
+    1 << 13
+)  # columns that are multiplied at once on a CPU, where they stay in its cache; on a GPU, eight times as many
 
 
 def begin(shares: Array) -> State:
     """Nobody's update is known: for model s, update.s.i of client i [0], gram.s [clients, clients]; known [models, clients]."""
     models, clients = shares.shape
     if clients > MOST:
-        raise BadInput(f"this sampler compares every client with every other: {clients:,} clients are more than the {MOST:,} it can take")
-    state: State = {"known": np.zeros(shares.shape, bool)} | {f"gram.{s}": np.zeros((clients, clients)) for s in range(models)}
-    return state | {f"update.{s}.{client}": torch.zeros(0) for s in range(models) for client in range(clients)}
+        raise BadInput(
+            f"this sampler compares every client with every other: {clients:,} clients are more than the {MOST:,} it can take"
+        )
+    state: State = {"known": np.zeros(shares.shape, bool)} | {
+        f"gram.{s}": np.zeros((clients, clients)) for s in range(models)
+    }
+    return state | {
+        f"update.{s}.{client}": torch.zeros(0) for s in range(models) for client in range(clients)
+    }
 
 
 def remember(state: State, plan: Plan, seen: Seen) -> State:
@@ -38,7 +46,11 @@ def remember(state: State, plan: Plan, seen: Seen) -> State:
         known = np.flatnonzero(new["known"][s])
         for name in (f"update.{s}.{client}" for client in known.tolist()):
             new[name] = torch.as_tensor(new[name], device=fresh.device)  # a checkpoint's are arrays
-        products = _products(fresh, [new[f"update.{s}.{client}"] for client in known.tolist()]).cpu().numpy()
+        products = (
+            _products(fresh, [new[f"update.{s}.{client}"] for client in known.tolist()])
+            .cpu()
+            .numpy()
+        )
         gram = state[f"gram.{s}"].copy()
         gram[np.ix_(clients, known)] = products
         gram[np.ix_(known, clients)] = products.T
@@ -53,7 +65,9 @@ def _products(some: Tensor, everybody: list[Tensor]) -> Tensor:
     block = some.new_empty(len(everybody), width)
     for start in range(0, some.shape[1], width):
         mine = some[:, start : start + width]
-        theirs = torch.stack([update[start : start + width] for update in everybody], out=block[:, : mine.shape[1]])
+        theirs = torch.stack(
+            [update[start : start + width] for update in everybody], out=block[:, : mine.shape[1]]
+        )
         out += mine.to(kind) @ theirs.to(kind).T
     return out
 

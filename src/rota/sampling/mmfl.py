@@ -32,18 +32,28 @@ class Assigning:
 
     unbiased: ClassVar[bool] = True
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         processors, owned = count(self.processors, shares), (shares > 0).sum(axis=0)
         most = processors.astype(np.float64)
         if self.uploads is not None:
             caps = np.asarray(self.uploads)
-            if caps.dtype.kind not in "iuf" or caps.shape not in ((), owned.shape) or not (caps > 0).all():
-                raise BadInput(f"sampler.uploads must be above 0, one number or one for each of the {len(owned)} clients")
+            if (
+                caps.dtype.kind not in "iuf"
+                or caps.shape not in ((), owned.shape)
+                or not (caps > 0).all()
+            ):
+                raise BadInput(
+                    f"sampler.uploads must be above 0, one number or one for each of the {len(owned)} clients"
+                )
             most = np.minimum(most, caps)
         able = float((np.minimum(most, owned) if self.distinct else most * (owned > 0)).sum())
         if not 0 < self.budget <= able * (1 + 1e-9):
-            help = f"give above 0, up to {able:g}" + ("" if self.uploads is None else ", or set sampler.uploads higher")
-            raise BadInput(f"sampler.budget is {self.budget:g} draws a round, but clients can do {able:g}: {help}")
+            help = f"give above 0, up to {able:g}" + (
+                "" if self.uploads is None else ", or set sampler.uploads higher"
+            )
+            raise BadInput(
+                f"sampler.budget is {self.budget:g} draws a round, but clients can do {able:g}: {help}"
+            )
         return {"processors": processors, "most": most}
 
     def best(self, scores: Array, state: State, shares: Array, mix: float = 0.0) -> Array:
@@ -53,12 +63,21 @@ class Assigning:
             return rates
         processors, most = state["processors"], state["most"]
         even = assign.even(processors, self.budget, shares)
-        if self.distinct or self.uploads is not None:  # even as far as the bounds allow: a client's own models are alike
-            even = assign.by_processor(even, np.minimum(most, (shares > 0).sum(axis=0)) if self.distinct else most, self.budget, shares)
+        if (
+            self.distinct or self.uploads is not None
+        ):  # even as far as the bounds allow: a client's own models are alike
+            even = assign.by_processor(
+                even,
+                np.minimum(most, (shares > 0).sum(axis=0)) if self.distinct else most,
+                self.budget,
+                shares,
+            )
         return np.asarray((1 - mix) * rates + mix * even)
 
     def _best(self, scores: Array, state: State, shares: Array) -> Array:
-        return (assign.distinct if self.distinct else assign.by_processor)(scores, state["most"], self.budget, shares)
+        return (assign.distinct if self.distinct else assign.by_processor)(
+            scores, state["most"], self.budget, shares
+        )
 
     def rates(self, state: State, shares: Array) -> Array:
         """How often each pair is drawn, on average; the sum is the budget."""
@@ -66,9 +85,11 @@ class Assigning:
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         rates = self.rates(state, shares)
-        return (assign.draw_distinct if self.distinct else assign.draw_processors)(rates, state["processors"], shares, generator)
+        return (assign.draw_distinct if self.distinct else assign.draw_processors)(
+            rates, state["processors"], shares, generator
+        )
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
 
@@ -100,7 +121,7 @@ class Gvr(Assigning):
     def init(self, shares: Array, rounds: int) -> State:
         return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(shares), "norm")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
@@ -128,14 +149,19 @@ class Lvr(Assigning):
         check_mix(self.mix)
         return {**super().init(shares, rounds), "loss": np.full(shares.shape, np.nan)}
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(shares), "loss")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
         return {**state, "loss": matrix(state["loss"].shape, plan, np.clip(seen.loss, 0.0, HUGE))}
 
     def rates(self, state: State, shares: Array) -> Array:
-        return self.best(np.nan_to_num(state["loss"]) * (shares if self.by_share else shares > 0), state, shares, self.mix)
+        return self.best(
+            np.nan_to_num(state["loss"]) * (shares if self.by_share else shares > 0),
+            state,
+            shares,
+            self.mix,
+        )
 
 
 @dataclass(frozen=True)
@@ -155,7 +181,7 @@ class Vre(Assigning):
         check_mix(self.mix)
         return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(shares), "expected")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
@@ -189,8 +215,13 @@ class KVibPairs(Assigning):
 
     def init(self, shares: Array, rounds: int) -> State:
         clients = super().init(shares, rounds)
-        usual = np.minimum(1.0, np.cbrt(np.array([np.count_nonzero(shares)]) / (rounds * self.budget)))
-        return {**clients, **leader.begin(shares.reshape(1, -1), self.budget, usual, self.theta, self.gamma, None)}
+        usual = np.minimum(
+            1.0, np.cbrt(np.array([np.count_nonzero(shares)]) / (rounds * self.budget))
+        )
+        return {
+            **clients,
+            **leader.begin(shares.reshape(1, -1), self.budget, usual, self.theta, self.gamma, None),
+        }
 
     def rates(self, state: State, shares: Array) -> Array:
         scores = np.sqrt(leader.sums(state)).reshape(shares.shape) * (shares > 0)
@@ -198,5 +229,7 @@ class KVibPairs(Assigning):
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, norms(seen, self.per_rate))
-        pairs = back._replace(model=np.zeros_like(back.model), client=back.model * shares.shape[1] + back.client)
+        pairs = back._replace(
+            model=np.zeros_like(back.model), client=back.model * shares.shape[1] + back.client
+        )
         return leader.learn(state, pairs, back.score**2 / plan.probability[back.row], self.budget)

@@ -31,11 +31,13 @@ class Random:
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "nothing"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         processors = count(self.processors, shares)
         if not 1 <= self.budget <= processors.sum():
             most = processors.sum()
-            raise BadInput(f"sampler.budget is {self.budget:g} processors a round, but there are {most}: give a number from 1 to {most}")
+            raise BadInput(
+                f"sampler.budget is {self.budget:g} processors a round, but there are {most}: give a number from 1 to {most}"
+            )
         return {"processors": processors}
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
@@ -44,12 +46,19 @@ class Random:
         size = min(round(self.budget), len(owner))
         client = np.sort(generator.choice(owner, size, replace=False))
         place = (generator.random(size) * owned[client]).astype(np.int64)
-        first = np.argsort(shares[:, client] <= 0, axis=0, kind="stable")  # each client's models before the others
+        first = np.argsort(
+            shares[:, client] <= 0, axis=0, kind="stable"
+        )  # each client's models before the others
         model, client, times = assign.tally(first[place, np.arange(size)], client, len(owned))
         rate = assign.even(processors, size, shares)[model, client]
-        return Plan(client, model, np.where(processors[client] == 1, rate, np.nan), times * shares[model, client] / rate)
+        return Plan(
+            client,
+            model,
+            np.where(processors[client] == 1, rate, np.nan),
+            times * shares[model, client] / rate,
+        )
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
 
@@ -67,7 +76,7 @@ class RoundRobin:
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "nothing"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         return {"turn": np.zeros(1, np.int64)}
 
@@ -76,9 +85,11 @@ class RoundRobin:
         client, chance = cohort(self.budget, shares, generator)
         model = (client * models // clients + state["turn"][0]) % models
         able = np.flatnonzero(shares[model, client])
-        return draw.mean(Plan(client, model, np.full(len(client), chance), np.ones(len(client))).of(able))
+        return draw.mean(
+            Plan(client, model, np.full(len(client), chance), np.ones(len(client))).of(able)
+        )
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return {"turn": state["turn"] + 1}
 
 
@@ -103,15 +114,17 @@ class RoundRobinServer:
     needs: ClassVar[str] = "norms of all"
     costs: ClassVar[str] = "every client trains the model of the turn"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         return {"turn": np.zeros(1, np.int64), "norm": np.full(shares.shape, np.nan)}
 
     def _turn(self, state: State, shares: Array) -> Array:
         """The shares of the model of the turn; 0 for the others."""
-        return np.asarray(shares * (np.arange(len(shares)) == state["turn"][0] % len(shares))[:, None])
+        return np.asarray(
+            shares * (np.arange(len(shares)) == state["turn"][0] % len(shares))[:, None]
+        )
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(self._turn(state, shares)), "norm")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
@@ -119,9 +132,11 @@ class RoundRobinServer:
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         mine = self._turn(state, shares)
-        return draw.independent(fill(np.nan_to_num(mine * state["norm"]), self.budget, mine), mine, generator)
+        return draw.independent(
+            fill(np.nan_to_num(mine * state["norm"]), self.budget, mine), mine, generator
+        )
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return {**state, "turn": state["turn"] + 1}
 
 
@@ -141,18 +156,24 @@ class FedFair:
     needs: ClassVar[str] = "losses of the drawn"
     costs: ClassVar[str] = "a number a model on the server"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         if not 1 <= self.alpha < np.inf:
-            raise BadInput(f"sampler.alpha is {self.alpha:g}: it must be at least 1, which treats all models alike")
+            raise BadInput(
+                f"sampler.alpha is {self.alpha:g}: it must be at least 1, which treats all models alike"
+            )
         return {"loss": np.full(len(shares), np.nan)}
 
     def chances(self, state: State, shares: Array) -> Array:
         """P[s, i], the chance of model s if client i is drawn."""
-        loss = np.where(np.isnan(state["loss"]), np.fmax.reduce(state["loss"], initial=0.0), state["loss"])
+        loss = np.where(
+            np.isnan(state["loss"]), np.fmax.reduce(state["loss"], initial=0.0), state["loss"]
+        )
         power = (self.alpha - 1) * np.log(np.maximum(loss, np.finfo(float).tiny))
         own = np.where(shares > 0, power[:, None], -np.inf)
-        chance = np.exp(own - np.maximum(own.max(axis=0), np.finfo(float).min))  # by the client's likeliest: a power may underflow
+        chance = np.exp(
+            own - np.maximum(own.max(axis=0), np.finfo(float).min)
+        )  # by the client's likeliest: a power may underflow
         return np.asarray(chance / np.maximum(chance.sum(axis=0), 1.0))
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
@@ -163,7 +184,7 @@ class FedFair:
         share = shares[model, client]
         return Plan(client, model, p, share / np.bincount(model, share)[model])
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         loss = state["loss"].copy()
         told = np.isfinite(seen.loss)
         for s in np.unique(plan.model[told]).tolist():

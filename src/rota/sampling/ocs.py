@@ -31,13 +31,15 @@ class Ocs:
     needs: ClassVar[str] = "norms of some"
     costs: ClassVar[str] = "a cohort trains, a part of it uploads"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         if self.cohort < self.budget:
-            raise BadInput(f"sampler.cohort is {self.cohort}: it must be at least sampler.budget, {self.budget:g}, which is drawn from it")
+            raise BadInput(
+                f"sampler.cohort is {self.cohort}: it must be at least sampler.budget, {self.budget:g}, which is drawn from it"
+            )
         return {"norm": np.full(shares.shape, np.nan)}
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.fixed(self.cohort, shares, generator), "norm")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
@@ -57,7 +59,7 @@ class Ocs:
         plan = draw.independent(self.rates(state, shares), shares / chance[:, None], generator)
         return replace(plan, probability=plan.probability * chance[plan.model])
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
 

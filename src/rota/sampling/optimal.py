@@ -28,11 +28,11 @@ class Optimal:
     needs: ClassVar[str] = "norms of all"
     costs: ClassVar[str] = "every client trains"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         return {"norm": np.full(shares.shape, np.nan)}
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:  # noqa: ARG002
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(shares), "norm")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
@@ -44,5 +44,5 @@ class Optimal:
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.independent(self.rates(state, shares), shares, generator)
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state

@@ -36,7 +36,7 @@ class Osmd:
     needs: ClassVar[str] = "norms of the drawn"
     costs: ClassVar[str] = "a number a client on the server"
 
-    def experts(self, clients: int, rounds: int) -> int:  # noqa: ARG002
+    def experts(self, clients: int, rounds: int) -> int:
         """How many distributions, each with twice the learning rate of the one before, are followed at once."""
         return 1
 
@@ -48,18 +48,28 @@ class Osmd:
             raise BadInput(f"sampler.rate is {self.rate:g}: it must be above 0")
         clients = np.maximum((shares > 0).sum(axis=1), 1.0)
         number = np.arange(1.0, self.experts(shares.shape[1], rounds) + 1)[:, None]
-        slowest = self.rate * self.budget**2 * (self.alpha / clients) ** 3 * np.sqrt(np.log(clients) / (2 * rounds))
+        slowest = (
+            self.rate
+            * self.budget**2
+            * (self.alpha / clients) ** 3
+            * np.sqrt(np.log(clients) / (2 * rounds))
+        )
         return {
             "q": np.repeat(draw.uniform(shares)[None], len(number), axis=0),
             "eta": 2 ** (number - 1) * slowest,  # times 1 / scale
-            "trust": np.log((1 + 1 / len(number)) / (number * (number + 1))) + np.zeros(len(shares)),
-            "gamma": self.alpha / clients * math.sqrt(8 * self.budget / rounds),  # times 1 / sqrt(scale)
+            "trust": np.log((1 + 1 / len(number)) / (number * (number + 1)))
+            + np.zeros(len(shares)),
+            "gamma": self.alpha
+            / clients
+            * math.sqrt(8 * self.budget / rounds),  # times 1 / sqrt(scale)
             "scale": np.full(len(shares), np.nan),
         }
 
     def rates(self, state: State, shares: Array) -> Array:
         trust = np.exp(state["trust"] - state["trust"].max(axis=0))
-        q = ((trust / trust.sum(axis=0)).T[:, None] @ state["q"].swapaxes(0, 1))[:, 0]  # the experts' mean
+        q = ((trust / trust.sum(axis=0)).T[:, None] @ state["q"].swapaxes(0, 1))[
+            :, 0
+        ]  # the experts' mean
         if self.procedure == "independent":
             return fill(q, self.budget, shares)
         return self.budget * draw.restrict(q, shares)
@@ -72,15 +82,26 @@ class Osmd:
         scale = first_scale(state["scale"], back.model, back.score**2, np.max)
         at = (back.model, back.client)
         # a_i / (K^2 q_i), the draw's estimate of a_i / K, in units of the scale; where all are 0 there is no scale yet
-        estimate = np.nan_to_num(times(plan, back, rates, shares) * back.score**2 / (self.budget * rates[at]) / scale[back.model])
+        estimate = np.nan_to_num(
+            times(plan, back, rates, shares)
+            * back.score**2
+            / (self.budget * rates[at])
+            / scale[back.model]
+        )
         q, trust = np.empty_like(state["q"]), state["trust"].copy()
         for new, old, eta, faith in zip(q, state["q"], state["eta"], trust, strict=True):
             step, largest = eta[back.model] * estimate / old[at] ** 2, np.zeros(len(scale))
             np.maximum.at(largest, back.model, step)
-            np.multiply(old, np.exp(-largest)[:, None], out=new)  # the projection is of the ratios alone, and nothing can overflow
+            np.multiply(
+                old, np.exp(-largest)[:, None], out=new
+            )  # the projection is of the ratios alone, and nothing can overflow
             new[at] = old[at] * np.exp(step - largest[back.model])
             self.project(new, old)
-            faith -= state["gamma"] * np.nan_to_num(np.sqrt(scale)) * np.bincount(back.model, estimate / old[at], minlength=len(scale))
+            faith -= (
+                state["gamma"]
+                * np.nan_to_num(np.sqrt(scale))
+                * np.bincount(back.model, estimate / old[at], minlength=len(scale))
+            )
         return {**state, "q": q, "trust": trust, "scale": scale}
 
     def project(self, q: Array, old: Array) -> None:

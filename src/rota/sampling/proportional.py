@@ -25,7 +25,7 @@ class Proportional(Uniform):
 
     procedure: draw.Weighted = "multinomial"
 
-    def rates(self, state: State, shares: Array) -> Array:  # noqa: ARG002
+    def rates(self, state: State, shares: Array) -> Array:
         if self.procedure == "independent":
             return fill(shares, self.budget, shares)
         return self.budget * draw.restrict(shares, shares)
@@ -41,12 +41,12 @@ class ProportionalMean:
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "nothing"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         return {}
 
-    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.mean(draw.sequential(shares, round(self.budget), shares, generator))
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state

@@ -28,18 +28,18 @@ class Uniform:
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "nothing"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         return {}
 
-    def rates(self, state: State, shares: Array) -> Array:  # noqa: ARG002
+    def rates(self, state: State, shares: Array) -> Array:
         rates = self.budget * draw.uniform(shares)
         return np.minimum(1.0, rates) if self.procedure == "independent" else rates
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
 
@@ -51,11 +51,11 @@ class Full:
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "every client trains"
 
-    def init(self, shares: Array, rounds: int) -> State:  # noqa: ARG002
+    def init(self, shares: Array, rounds: int) -> State:
         return {}
 
-    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:  # noqa: ARG002
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.everybody(shares)
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:  # noqa: ARG002
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state

@@ -13,7 +13,9 @@ from rota.data.federation import Array
 from rota.sampling.draw import Procedure
 
 
-def of(procedure: Procedure, rates: Array, scores: Array, total: float, products: Array | None = None) -> float:
+def of(
+    procedure: Procedure, rates: Array, scores: Array, total: float, products: Array | None = None
+) -> float:
     """The variance of `draw.by` for one model, from its row of rates. Sequential draws alone need the products: NaN without."""
     draws = round(float(rates.sum()))
     if procedure == "independent":
@@ -36,7 +38,9 @@ def fixed(size: int, scores: Array, total: float) -> float:
     clients = len(scores)
     if size >= clients:
         return 0.0
-    return float((clients - size) / (size * (clients - 1)) * (clients * (scores**2).sum() - total**2))
+    return float(
+        (clients - size) / (size * (clients - 1)) * (clients * (scores**2).sum() - total**2)
+    )
 
 
 def multinomial(probability: Array, draws: int, scores: Array, total: float) -> float:
@@ -57,7 +61,11 @@ def sequential(probability: Array, draws: int, products: Array) -> float:
     q = probability[able] / probability.sum()
     one, two = np.triu_indices(len(able), 1)
     squares, draws = np.diag(products)[able], min(draws, len(able))
-    apart = squares[one] / q[one] ** 2 + squares[two] / q[two] ** 2 - 2 * products[able[one], able[two]] / (q[one] * q[two])
+    apart = (
+        squares[one] / q[one] ** 2
+        + squares[two] / q[two] ** 2
+        - 2 * products[able[one], able[two]] / (q[one] * q[two])
+    )
     return float((q[one] * q[two] * apart * _first_turn(q, one, two, draws)).sum() / draws**2)
 
 
@@ -65,7 +73,9 @@ def _first_turn(q: Array, one: Array, two: Array, draws: int) -> Array:
     """M_ij = K - sum_{k < K-1} (K - 1 - k) P(k others before i and j)."""
     pair = q[one] + q[two]
     node = np.linspace(-3.4, 3.4, 69)
-    log = -np.log1p(np.exp(-np.pi * np.sinh(node)))  # of exp(-pair * time), which is uniform on [0, 1]
+    log = -np.log1p(
+        np.exp(-np.pi * np.sinh(node))
+    )  # of exp(-pair * time), which is uniform on [0, 1]
     weight = np.exp(2 * log - np.pi * np.sinh(node)) * np.pi * np.cosh(node) * (node[1] - node[0])
     before = np.zeros((max(draws - 1, 1), len(pair), len(node)))  # P(k others so far)
     before[0] = 1.0

@@ -39,7 +39,9 @@ class Vrb:
         return leader.begin(shares, 1, usual, self.theta, self.gamma, self.bound)
 
     def rates(self, state: State, shares: Array) -> Array:
-        return self.budget * draw.mix(draw.restrict(np.sqrt(leader.sums(state)), shares), state["theta"], 1.0, shares)
+        return self.budget * draw.mix(
+            draw.restrict(np.sqrt(leader.sums(state)), shares), state["theta"], 1.0, shares
+        )
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
@@ -47,4 +49,6 @@ class Vrb:
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         q = rates[back.model, back.client] / self.budget
-        return leader.learn(state, back, times(plan, back, rates, shares) * back.score**2 / q, self.budget)
+        return leader.learn(
+            state, back, times(plan, back, rates, shares) * back.score**2 / q, self.budget
+        )

@@ -27,7 +27,9 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
     if n and not (a.min() >= 0 and a.max() < np.inf):  # NaN fails too
         raise BadInput("waterfill takes scores that are finite and at least 0")
     if not budget > 0 or not 0 <= floor <= 1 or n * floor > budget * (1 + 1e-12):
-        raise BadInput(f"waterfill cannot spend {budget:g} on {n} clients of at least {floor:g} each: raise the budget or lower the floor")
+        raise BadInput(
+            f"waterfill cannot spend {budget:g} on {n} clients of at least {floor:g} each: raise the budget or lower the floor"
+        )
     if budget >= n:
         return np.ones(n)
     zeros = n - int(np.count_nonzero(a))
@@ -50,8 +52,12 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
         return float((budget - (n - high) - low * floor) - (below[high] - below[low]) / level)
 
     with np.errstate(over="ignore"):
-        capped = _first(lambda j: left(ascending[j]) >= 0, zeros, n)  # l2: from here on a / level >= 1
-        floored = _first(lambda j: left(ascending[j] / floor) > 0, zeros, capped) if floor else zeros  # l1: up to here <= floor
+        capped = _first(
+            lambda j: left(ascending[j]) >= 0, zeros, n
+        )  # l2: from here on a / level >= 1
+        floored = (
+            _first(lambda j: left(ascending[j] / floor) > 0, zeros, capped) if floor else zeros
+        )  # l1: up to here <= floor
         between = ascending[floored:capped].sum()
         if between == 0:  # the floors and the ones use up the budget
             return np.where(a >= (ascending[capped] if capped < n else np.inf), 1.0, floor)
@@ -77,6 +83,10 @@ def fill(scores: Array, budget: float, shares: Array, floor: float = 0.0) -> Arr
     for model, owners in enumerate(shares > 0):
         number = int(np.count_nonzero(owners))
         if number:
-            some = slice(None) if number == len(owners) else owners  # no copies where a million clients all take part
-            out[model, some] = waterfill(scores[model, some], budget, floor * min(1.0, budget / number))
+            some = (
+                slice(None) if number == len(owners) else owners
+            )  # no copies where a million clients all take part
+            out[model, some] = waterfill(
+                scores[model, some], budget, floor * min(1.0, budget / number)
+            )
     return out

@@ -31,4 +31,8 @@ def contiguous_last(x: Tensor, dims: int) -> Tensor:
 
 def laid_as(like: Tensor, x: Tensor) -> Tensor:
     """x, lying in memory as another tensor of its shape."""
-    return x if x.stride() == like.stride() else torch.empty_strided(like.shape, like.stride(), device=x.device, dtype=x.dtype).copy_(x)
+    return (
+        x
+        if x.stride() == like.stride()
+        else torch.empty_strided(like.shape, like.stride(), device=x.device, dtype=x.dtype).copy_(x)
+    )

@@ -67,12 +67,36 @@ def _convolution_kernel(
         j = start // C % KW
         c = tl.multiple_of(start % C, 16) + k
         taps = tl.trans(tl.load(w + (start + k)[None, :], mask=n[:, None] < O, other=0.0))
-        t0 = tl.dot(image(x, base, top, left, real, i, j, c, x_h, x_w, H, W, eh, ew), taps, t0, input_precision=PRECISION)
+        t0 = tl.dot(
+            image(x, base, top, left, real, i, j, c, x_h, x_w, H, W, eh, ew),
+            taps,
+            t0,
+            input_precision=PRECISION,
+        )
         if POOL:
-            t1 = tl.dot(image(x, base, top, left, real, i, j + SW, c, x_h, x_w, H, W, eh, ew), taps, t1, input_precision=PRECISION)
-            t2 = tl.dot(image(x, base, top, left, real, i + SH, j, c, x_h, x_w, H, W, eh, ew), taps, t2, input_precision=PRECISION)
-            t3 = tl.dot(image(x, base, top, left, real, i + SH, j + SW, c, x_h, x_w, H, W, eh, ew), taps, t3, input_precision=PRECISION)
-    at = row * y_row + (m // (WO * HO) * y_b + m // WO % HO * y_h + m % WO * y_w)[:, None] + (n * y_c)[None, :]
+            t1 = tl.dot(
+                image(x, base, top, left, real, i, j + SW, c, x_h, x_w, H, W, eh, ew),
+                taps,
+                t1,
+                input_precision=PRECISION,
+            )
+            t2 = tl.dot(
+                image(x, base, top, left, real, i + SH, j, c, x_h, x_w, H, W, eh, ew),
+                taps,
+                t2,
+                input_precision=PRECISION,
+            )
+            t3 = tl.dot(
+                image(x, base, top, left, real, i + SH, j + SW, c, x_h, x_w, H, W, eh, ew),
+                taps,
+                t3,
+                input_precision=PRECISION,
+            )
+    at = (
+        row * y_row
+        + (m // (WO * HO) * y_b + m // WO % HO * y_h + m % WO * y_w)[:, None]
+        + (n * y_c)[None, :]
+    )
     inside = real[:, None] & (n[None, :] < O)
     if POOL:
         corner = tl.zeros((BM, BN), tl.uint8)
@@ -124,7 +148,9 @@ def _thin_convolution_kernel(
         k = start + tl.arange(0, BK)
         i = k // KW % KH
         j = k % KW
-        taps = tl.load(w + k[None, :], mask=(n[:, None] < O) & (k[None, :] < depth), other=0.0).to(x.dtype.element_ty)
+        taps = tl.load(w + k[None, :], mask=(n[:, None] < O) & (k[None, :] < depth), other=0.0).to(
+            x.dtype.element_ty
+        )
         t0 = tl.dot(taps, patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, eh, ew), t0,
                     input_precision=PRECISION)  # fmt: skip
         if POOL:
@@ -134,7 +160,11 @@ def _thin_convolution_kernel(
                         input_precision=PRECISION)  # fmt: skip
             t3 = tl.dot(taps, patch(x, base, top + SH, left + SW, real, i, j, k, SH * x_h + SW * x_w, area, depth, x_c, x_h, x_w,
                                      H, W, eh, ew), t3, input_precision=PRECISION)  # fmt: skip
-    at = row * y_row + (m // (WO * HO) * y_b + m // WO % HO * y_h + m % WO * y_w)[None, :] + (n * y_c)[:, None]
+    at = (
+        row * y_row
+        + (m // (WO * HO) * y_b + m // WO % HO * y_h + m % WO * y_w)[None, :]
+        + (n * y_c)[:, None]
+    )
     inside = real[None, :] & (n[:, None] < O)
     if POOL:
         corner = tl.zeros((BN, BM), tl.uint8)
@@ -167,7 +197,11 @@ def _turn_kernel(
     k = (tl.program_id(0) % along * BK + tl.arange(0, BK))[None, :]
     inside = (o < O) & (k < wide)
     value = tl.load(w + row * w_row + o * wide + k, mask=inside, other=0.0).to(out.dtype.element_ty)
-    at = (k // AREA * AREA + AREA - 1 - k % AREA) * O + o if BACK else o * wide + k % AREA * C + k // AREA
+    at = (
+        (k // AREA * AREA + AREA - 1 - k % AREA) * O + o
+        if BACK
+        else o * wide + k % AREA * C + k // AREA
+    )
     tl.store(out + row * (O * wide) + at, value, mask=inside)
 
 
@@ -181,9 +215,13 @@ def _convolve(
     """
     rows, batch, channels, high, wide = x.shape
     outputs, *out = y.shape[2:]
-    which = torch.empty_strided(y.shape, y.stride(), device=x.device, dtype=torch.uint8) if pool else y
+    which = (
+        torch.empty_strided(y.shape, y.stride(), device=x.device, dtype=torch.uint8) if pool else y
+    )
     m = batch * out[0] * out[1]
-    bm, bn, bk, warps, stages = config or _convolution_blocks(outputs, channels, size[0] * size[1] * channels, by_tap, pool, x.dtype)
+    bm, bn, bk, warps, stages = config or _convolution_blocks(
+        outputs, channels, size[0] * size[1] * channels, by_tap, pool, x.dtype
+    )
     kernel = _convolution_kernel if by_tap else _thin_convolution_kernel
     kernel[(rows * triton.cdiv(m, bm) * triton.cdiv(outputs, bn),)](
         x, w, bias, y, which, gate, scale, m, x.stride(0), w.stride(0), bias.stride(0) if bias is not None else 0, y.stride(0),
@@ -195,21 +233,39 @@ def _convolve(
     return which
 
 
-def _convolution_blocks(outputs: int, channels: int, depth: int, by_tap: bool, pool: bool, dtype: torch.dtype) -> Blocks:
+def _convolution_blocks(
+    outputs: int, channels: int, depth: int, by_tap: bool, pool: bool, dtype: torch.dtype
+) -> Blocks:
     """Pixels (or windows), outputs and depth of a block, warps, and stages of the pipeline: measured on an H200."""
     bn, three = min(64, rounded(outputs)), precision() == "tf32x3"
     if not by_tap:
-        return 64 if pool else 128, min(32, bn), 32 if depth > 16 else 16, 2 if pool and not three else 4, 1
+        return (
+            64 if pool else 128,
+            min(32, bn),
+            32 if depth > 16 else 16,
+            2 if pool and not three else 4,
+            1,
+        )
     bk = 32 if channels % 32 == 0 else 16
     if dtype == torch.bfloat16:
         return (64, bn, bk, 4, 3) if pool else (128, bn, 64 if channels % 64 == 0 else bk, 4, 3)
-    return (64, bn, bk, 4, 2) if pool else (128, 128 if outputs % 128 == 0 and not three else bn, bk, 8, 3)
+    return (
+        (64, bn, bk, 4, 2)
+        if pool
+        else (128, 128 if outputs % 128 == 0 and not three else bn, bk, 8, 3)
+    )
 
 
 def _turned(weight: Tensor, back: bool, dtype: torch.dtype) -> Tensor:
     rows, outputs, channels, *size = weight.shape
     area = size[0] * size[1]
-    out = torch.empty(rows, channels if back else outputs, area * (outputs if back else channels), device=weight.device, dtype=dtype)
+    out = torch.empty(
+        rows,
+        channels if back else outputs,
+        area * (outputs if back else channels),
+        device=weight.device,
+        dtype=dtype,
+    )
     bo, bk = (32, 64) if back else (1, 1024)
     _turn_kernel[(rows * triton.cdiv(outputs, bo) * triton.cdiv(channels * area, bk),)](
         weight, out, weight.stride(0), C=channels, O=outputs, AREA=area, BACK=back, BO=bo, BK=bk
@@ -218,12 +274,21 @@ def _turned(weight: Tensor, back: bool, dtype: torch.dtype) -> Tensor:
 
 
 def _side(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> list[int]:
-    return [(x.shape[3 + i] + 2 * padding[i] - weight.shape[3 + i]) // stride[i] + 1 for i in range(2)]
+    return [
+        (x.shape[3 + i] + 2 * padding[i] - weight.shape[3 + i]) // stride[i] + 1 for i in range(2)
+    ]
 
 
 @torch.library.custom_op("rota::convolution_rows", mutates_args=())
 def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], relu: bool, pool: bool, planar: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    relu: bool,
+    pool: bool,
+    planar: bool,
 ) -> tuple[Tensor, Tensor]:
     """Every row's convolution with its own weights [R, O, C, kh, kw], then ReLU and 2x2 pooling if asked.
 
@@ -233,7 +298,9 @@ def convolution(
     by_tap = tapwise(x)
     w = _turned(weight, False, x.dtype) if by_tap else contiguous_last(weight, 4)
     y = _images(x, weight.shape[1], out, planar)
-    which = _convolve(x, w, bias, stride, padding, y, size=weight.shape[3:], by_tap=by_tap, relu=relu, pool=pool)
+    which = _convolve(
+        x, w, bias, stride, padding, y, size=weight.shape[3:], by_tap=by_tap, relu=relu, pool=pool
+    )
     return y, which if pool else x.new_empty(0, dtype=torch.uint8)
 
 
@@ -244,25 +311,53 @@ def _images(x: Tensor, channels: int, sides: Sequence[int], planar: bool) -> Ten
     return out if planar else out.permute(0, 1, 4, 2, 3)
 
 
-def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], scale: float) -> Tensor:
+def _input_gradient(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    scale: float,
+) -> Tensor:
     """The gradient of a convolution's input, in the layout of x if it is masked by it, else with the channels last in memory.
 
     Pixels that lie `stride` apart see the same taps, every stride-th one: together they are a convolution of dy without a stride.
     """
     by_tap, size = tapwise(dy), weight.shape[3:]
-    dx = torch.empty_strided(x.shape, x.stride(), device=x.device, dtype=dy.dtype) if scale else _images(dy, x.shape[2], x.shape[3:], False)
+    dx = (
+        torch.empty_strided(x.shape, x.stride(), device=x.device, dtype=dy.dtype)
+        if scale
+        else _images(dy, x.shape[2], x.shape[3:], False)
+    )
     if any(step > taps for step, taps in zip(stride, size, strict=True)):
         dx.zero_()  # there are pixels that no tap sees
-    for first in itertools.product(*(range(min(step, side)) for step, side in zip(stride, x.shape[3:], strict=True))):
+    for first in itertools.product(
+        *(range(min(step, side)) for step, side in zip(stride, x.shape[3:], strict=True))
+    ):
         tap = [(first[i] + padding[i]) % stride[i] for i in range(2)]
         some = weight[..., tap[0] :: stride[0], tap[1] :: stride[1]]
         if not some.numel():
             continue
-        turned = _turned(contiguous_last(some, 4), True, dy.dtype) if by_tap else some.flip(3, 4).transpose(1, 2).to(dy.dtype).contiguous()
+        turned = (
+            _turned(contiguous_last(some, 4), True, dy.dtype)
+            if by_tap
+            else some.flip(3, 4).transpose(1, 2).to(dy.dtype).contiguous()
+        )
         around = [some.shape[3 + i] - 1 - (first[i] + padding[i]) // stride[i] for i in range(2)]
         here = (..., slice(first[0], None, stride[0]), slice(first[1], None, stride[1]))
         gate = x[here] if scale else None
-        _convolve(dy, turned, None, [1, 1], around, dx[here], size=some.shape[3:], by_tap=by_tap, gate=gate, scale=scale)
+        _convolve(
+            dy,
+            turned,
+            None,
+            [1, 1],
+            around,
+            dx[here],
+            size=some.shape[3:],
+            by_tap=by_tap,
+            gate=gate,
+            scale=scale,
+        )
     return dx
 
 
@@ -301,5 +396,7 @@ def convolution_backward(
     """The gradients for input, weights and bias, as new tensors."""
     dw = torch.empty(weight.shape, device=x.device, dtype=weight.dtype)
     db = torch.empty(weight.shape[:2], device=x.device, dtype=weight.dtype)
-    dx = convolution_backward_(dy, x, weight, which, stride, padding, scale, wanted, dw, db if biased else None, False)
+    dx = convolution_backward_(
+        dy, x, weight, which, stride, padding, scale, wanted, dw, db if biased else None, False
+    )
     return dx, dw, db

@@ -23,8 +23,16 @@ def _pixels_last_kernel(dy, out, M, pitch, O: tl.constexpr, BP: tl.constexpr, BO
     row = (tl.program_id(0) // blocks).to(tl.int64)
     p = tl.program_id(0) % blocks // across * BP + tl.arange(0, BP)
     o = tl.program_id(0) % across * BO + tl.arange(0, BO)
-    value = tl.load(dy + row * M * O + p[:, None] * O + o[None, :], mask=(p < M)[:, None] & (o < O)[None, :], other=0.0)
-    tl.store(out + row * O * pitch + o[:, None] * pitch + p[None, :], tl.trans(value), mask=(o < O)[:, None] & (p < pitch)[None, :])
+    value = tl.load(
+        dy + row * M * O + p[:, None] * O + o[None, :],
+        mask=(p < M)[:, None] & (o < O)[None, :],
+        other=0.0,
+    )
+    tl.store(
+        out + row * O * pitch + o[:, None] * pitch + p[None, :],
+        tl.trans(value),
+        mask=(o < O)[:, None] & (p < pitch)[None, :],
+    )
 
 
 def _pixels_last(dy: Tensor) -> Tensor:
@@ -75,20 +83,57 @@ def _weight_gradient_kernel(
         left = p % WO * SW - PW
         base = p // (WO * HO) * x_b + top * x_h + left * x_w
         if LAST:
-            grads = tl.load(dy + m[:, None] * pitch + p[None, :], mask=(m[:, None] < O) & (p[None, :] < pitch), other=0.0)
+            grads = tl.load(
+                dy + m[:, None] * pitch + p[None, :],
+                mask=(m[:, None] < O) & (p[None, :] < pitch),
+                other=0.0,
+            )
         else:
-            grads = tl.trans(tl.load(dy + p[:, None] * O + m[None, :], mask=real[:, None] & (m[None, :] < O), other=0.0))
-        t0 = tl.dot(grads, image(x, base, top, left, real, i, 0, n, x_h, x_w, H, W, eh, ew), t0, input_precision=PRECISION)
+            grads = tl.trans(
+                tl.load(
+                    dy + p[:, None] * O + m[None, :],
+                    mask=real[:, None] & (m[None, :] < O),
+                    other=0.0,
+                )
+            )
+        t0 = tl.dot(
+            grads,
+            image(x, base, top, left, real, i, 0, n, x_h, x_w, H, W, eh, ew),
+            t0,
+            input_precision=PRECISION,
+        )
         if KW > 1:
-            t1 = tl.dot(grads, image(x, base, top, left, real, i, 1, n, x_h, x_w, H, W, eh, ew), t1, input_precision=PRECISION)
+            t1 = tl.dot(
+                grads,
+                image(x, base, top, left, real, i, 1, n, x_h, x_w, H, W, eh, ew),
+                t1,
+                input_precision=PRECISION,
+            )
         if KW > 2:
-            t2 = tl.dot(grads, image(x, base, top, left, real, i, 2, n, x_h, x_w, H, W, eh, ew), t2, input_precision=PRECISION)
+            t2 = tl.dot(
+                grads,
+                image(x, base, top, left, real, i, 2, n, x_h, x_w, H, W, eh, ew),
+                t2,
+                input_precision=PRECISION,
+            )
         if KW > 3:
-            t3 = tl.dot(grads, image(x, base, top, left, real, i, 3, n, x_h, x_w, H, W, eh, ew), t3, input_precision=PRECISION)
+            t3 = tl.dot(
+                grads,
+                image(x, base, top, left, real, i, 3, n, x_h, x_w, H, W, eh, ew),
+                t3,
+                input_precision=PRECISION,
+            )
         if KW > 4:
-            t4 = tl.dot(grads, image(x, base, top, left, real, i, 4, n, x_h, x_w, H, W, eh, ew), t4, input_precision=PRECISION)
+            t4 = tl.dot(
+                grads,
+                image(x, base, top, left, real, i, 4, n, x_h, x_w, H, W, eh, ew),
+                t4,
+                input_precision=PRECISION,
+            )
     depth: tl.constexpr = KH * KW * C
-    at = pieces + (row * splits + split) * O * depth + m[:, None] * depth + (i * KW * C + n)[None, :]
+    at = (
+        pieces + (row * splits + split) * O * depth + m[:, None] * depth + (i * KW * C + n)[None, :]
+    )
     inside = tl.broadcast_to(m[:, None] < O, (BM, BN))
     tl.store(at, t0, mask=inside)
     if KW > 1:
@@ -139,7 +184,9 @@ def _thin_weight_gradient_kernel(
         top = p // WO % HO * (SH * by) - PH
         left = p % WO * (SW * by) - PW
         base = p // (WO * HO) * x_b + top * x_h + left * x_w
-        at = (p // (WO * HO) * y_b + p // WO % HO * y_h + p % WO * y_w)[:, None] + (o * y_c)[None, :]
+        at = (p // (WO * HO) * y_b + p // WO % HO * y_h + p % WO * y_w)[:, None] + (o * y_c)[
+            None, :
+        ]
         inside = real[:, None] & (o[None, :] < O)
         grads = tl.load(dy + at, mask=inside, other=0.0)
         if POOL:
@@ -148,9 +195,16 @@ def _thin_weight_gradient_kernel(
                 seen = patch(x, base, top + at_corner // 2 * SH, left + at_corner % 2 * SW, real, i, j, k,
                               at_corner // 2 * SH * x_h + at_corner % 2 * SW * x_w, area, depth, x_c, x_h, x_w, H, W, eh, ew)  # fmt: skip
                 seen = tl.where(ones, 1.0, seen).to(seen.dtype)
-                total = tl.dot(seen, tl.where(corner == at_corner, grads, 0.0).to(grads.dtype), total, input_precision=PRECISION)
+                total = tl.dot(
+                    seen,
+                    tl.where(corner == at_corner, grads, 0.0).to(grads.dtype),
+                    total,
+                    input_precision=PRECISION,
+                )
         else:
-            seen = patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, eh, ew)
+            seen = patch(
+                x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, eh, ew
+            )
             seen = tl.where(ones, 1.0, seen).to(seen.dtype)
             total = tl.dot(seen, grads, total, input_precision=PRECISION)
     to = pieces + ((row * splits + split) * O + o[None, :]) * (depth + 1) + k[:, None]
@@ -176,7 +230,14 @@ def _add_pieces_kernel(
     total = tl.zeros((BT, BC), tl.float32)
     for start in range(0, splits, TOGETHER):
         split = (start + tl.arange(0, TOGETHER))[:, None, None]
-        total += tl.sum(tl.load(at[None, :, :] + split * (O * AREA * C), mask=(split < splits) & inside[None, :, :], other=0.0), 0)
+        total += tl.sum(
+            tl.load(
+                at[None, :, :] + split * (O * AREA * C),
+                mask=(split < splits) & inside[None, :, :],
+                other=0.0,
+            ),
+            0,
+        )
     place = dw + row * dw_row + o * (C * AREA) + c[:, None] * AREA + tap[None, :]
     _put(place, tl.trans(total), (c < C)[:, None] & (tap < AREA)[None, :], SUBTRACT)
     if HAS_BIAS:
@@ -186,7 +247,12 @@ def _add_pieces_kernel(
             for begin in range(0, parts, 16):
                 part = begin + tl.arange(0, 16)
                 inner = sums + (row * parts + part)[:, None] * O + channel[None, :]
-                whole += tl.sum(tl.load(inner, mask=(part < parts)[:, None] & (channel < O)[None, :], other=0.0), 0)
+                whole += tl.sum(
+                    tl.load(
+                        inner, mask=(part < parts)[:, None] & (channel < O)[None, :], other=0.0
+                    ),
+                    0,
+                )
             _put(db + row * db_row + channel, whole, channel < O, SUBTRACT)
 
 
@@ -239,7 +305,9 @@ def weight_gradient(
     few = thin(x, size)
     bm, bn, bk, warps, stages, *given = config or _weight_blocks(channels, outputs, size, few)
     depth = size[0] * size[1] * channels
-    tiles = rows * triton.cdiv(outputs, bm) * (depth // bn + 1 if few else size[0] * (channels // bn))
+    tiles = (
+        rows * triton.cdiv(outputs, bm) * (depth // bn + 1 if few else size[0] * (channels // bn))
+    )
     parts = given[0] if given else _parts(m, bk, tiles, few)
     length = triton.cdiv(triton.cdiv(m, parts), bk) * bk
     parts = triton.cdiv(m, length)
@@ -258,7 +326,9 @@ def weight_gradient(
     else:
         last = dy.dtype == torch.float32
         grads, pitch = (_pixels_last(dy), triton.cdiv(m, 16) * 16) if last else (dy, m)
-        _weight_gradient_kernel[(tiles * parts,)](x, grads, pieces, m, pitch, length // bk, parts, x.stride(0), LAST=last, **sizes)
+        _weight_gradient_kernel[(tiles * parts,)](
+            x, grads, pieces, m, pitch, length // bk, parts, x.stride(0), LAST=last, **sizes
+        )
     return pieces
 
 
@@ -266,7 +336,13 @@ def _weight_blocks(channels: int, outputs: int, size: Sequence[int], few: bool) 
     """Outputs, channels (or columns) and pixels of a block, warps, stages."""
     bm, three = min(64, rounded(outputs)), precision() == "tf32x3"
     if few:
-        return min(32, bm), 32 if size[0] * size[1] * channels < 32 else 64, 32, 4 if three else 2, 1
+        return (
+            min(32, bm),
+            32 if size[0] * size[1] * channels < 32 else 64,
+            32,
+            4 if three else 2,
+            1,
+        )
     return min(32, bm) if three else bm, 32 if channels % 32 == 0 else 16, 32, 2, 3
 
 
@@ -276,12 +352,20 @@ def _parts(m: int, bk: int, tiles: int, few: bool) -> int:
     return max(1, min(128 if few else 64, -(-m // (least * bk)), -(-programs // tiles)))
 
 
-def add_pieces(pieces: Tensor, sums: Tensor | None, dw: Tensor, db: Tensor | None, few: bool, subtract: bool) -> None:
+def add_pieces(
+    pieces: Tensor, sums: Tensor | None, dw: Tensor, db: Tensor | None, few: bool, subtract: bool
+) -> None:
     """dw [R, O, C, kh, kw] (and db) from the pieces: written, or subtracted in place. `sums` [R, parts, O] are dy's sums, unless `few`."""
     rows, outputs, channels, *size = dw.shape
     area, parts = size[0] * size[1], pieces.shape[1]
     together = min(4, triton.next_power_of_2(parts))
-    more = {"O": outputs, "HAS_BIAS": db is not None, "SUBTRACT": subtract, "TOGETHER": together, "num_warps": 4}
+    more = {
+        "O": outputs,
+        "HAS_BIAS": db is not None,
+        "SUBTRACT": subtract,
+        "TOGETHER": together,
+        "num_warps": 4,
+    }
     by_row = (dw.stride(0), 0 if db is None else db.stride(0))
     if few:
         _add_thin_pieces_kernel[(rows * triton.cdiv(outputs * pieces.shape[3], 512),)](

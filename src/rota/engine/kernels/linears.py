@@ -35,7 +35,9 @@ def _linear_kernel(
     w += row * w_row + n[:, None] * K
     total = tl.zeros((BM, BN), tl.float32)
     for start in range(0, length, BK):
-        at = tl.multiple_of(split * length + start, 16) + k  # the compiler does not see it, and loads would be narrow
+        at = (
+            tl.multiple_of(split * length + start, 16) + k
+        )  # the compiler does not see it, and loads would be narrow
         left = tl.load(x + at[None, :], mask=(m[:, None] < B) & (at[None, :] < K), other=0.0)
         right = tl.load(w + at[None, :], mask=(n[:, None] < N) & (at[None, :] < K), other=0.0)
         total = tl.dot(left, tl.trans(right).to(left.dtype), total, input_precision=PRECISION)
@@ -60,7 +62,9 @@ def _add_splits_kernel(
     for start in range(0, splits, TOGETHER):
         split = start + tl.arange(0, TOGETHER)
         places = pieces + (row * splits + split)[:, None] * (B * N) + at[None, :]
-        total += tl.sum(tl.load(places, mask=(split < splits)[:, None] & inside[None, :], other=0.0), 0)
+        total += tl.sum(
+            tl.load(places, mask=(split < splits)[:, None] & inside[None, :], other=0.0), 0
+        )
     if HAS_BIAS:
         total += tl.load(bias + row * bias_row + at % N, mask=inside, other=0.0)
     if RELU:
@@ -108,7 +112,9 @@ def _linear_backward_kernel(
     if WANTED:
         if GATE:
             total = tl.where(inputs > 0.0, total * scale, 0.0)
-        tl.store(dx + (row * B + m)[:, None] * K + k[None, :], total.to(dx.dtype.element_ty), mask=within)
+        tl.store(
+            dx + (row * B + m)[:, None] * K + k[None, :], total.to(dx.dtype.element_ty), mask=within
+        )
 
 
 def _forward_blocks(n: int, k: int) -> tuple[int, ...]:
@@ -120,10 +126,20 @@ def _backward_blocks(n: int, k: int, wanted: bool) -> tuple[int, ...]:
     """Outputs and inputs of a block, warps, stages."""
     if k >= 1024:
         return min(32, rounded(n)), 128, 4, 3
-    return (min(32, rounded(n)), min(32, rounded(k)), 4, 2) if wanted else (min(64, rounded(n)), min(64, rounded(k)), 4, 2)
+    return (
+        (min(32, rounded(n)), min(32, rounded(k)), 4, 2)
+        if wanted
+        else (min(64, rounded(n)), min(64, rounded(k)), 4, 2)
+    )
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, config: tuple[int, ...] | None = None) -> Tensor:
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    relu: bool,
+    config: tuple[int, ...] | None = None,
+) -> Tensor:
     rows, batch, inputs = x.shape
     outputs = weight.shape[1]
     bn, bk, warps, stages, *given = config or _forward_blocks(outputs, inputs)
@@ -140,7 +156,18 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, config:
     )  # fmt: skip
     if splits > 1:
         _add_splits_kernel[(rows * triton.cdiv(batch * outputs, 256),)](
-            to, bias, y, batch, splits, bias_row, N=outputs, HAS_BIAS=bias is not None, RELU=relu, BLOCK=256, TOGETHER=4, num_warps=2
+            to,
+            bias,
+            y,
+            batch,
+            splits,
+            bias_row,
+            N=outputs,
+            HAS_BIAS=bias is not None,
+            RELU=relu,
+            BLOCK=256,
+            TOGETHER=4,
+            num_warps=2,
         )
     return y
 
@@ -151,7 +178,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
     if x.shape[1] <= WIDEST:
         return _forward(contiguous_last(x, 2), contiguous_last(weight, 2), bias, relu)
     turned = weight.transpose(1, 2).to(x.dtype)
-    y = torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1).to(x.dtype), x, turned)
+    y = (
+        torch.bmm(x, turned)
+        if bias is None
+        else torch.baddbmm(bias.unsqueeze(1).to(x.dtype), x, turned)
+    )
     return y.relu_() if relu else y
 
 
@@ -172,7 +203,14 @@ def _backward(
 
 
 def linear_backward_(
-    dy: Tensor, x: Tensor, weight: Tensor, scale: float, wanted: bool, dw: Tensor, db: Tensor | None, subtract: bool
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scale: float,
+    wanted: bool,
+    dw: Tensor,
+    db: Tensor | None,
+    subtract: bool,
 ) -> Tensor:
     """The gradients of a linear layer: dw and db are written, or subtracted in place; the result is the input's (if wanted).
 
@@ -197,7 +235,9 @@ def linear_backward_(
 
 
 @torch.library.custom_op("rota::linear_rows_backward", mutates_args=())
-def linear_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: float, wanted: bool, biased: bool) -> tuple[Tensor, Tensor, Tensor]:
+def linear_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, scale: float, wanted: bool, biased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients for input, weights and bias, as new tensors."""
     dw = torch.empty(weight.shape, device=x.device, dtype=weight.dtype)
     db = torch.empty(weight.shape[:2], device=x.device, dtype=weight.dtype)

@@ -27,7 +27,11 @@ def _place(parts, C: tl.constexpr, BC: tl.constexpr):
     """A program's row, part of the pixels, and channels."""
     across: tl.constexpr = (C + BC - 1) // BC
     row = (tl.program_id(0) // (across * parts)).to(tl.int64)
-    return row, tl.program_id(0) // across % parts, tl.program_id(0) % across * BC + tl.arange(0, BC)
+    return (
+        row,
+        tl.program_id(0) // across % parts,
+        tl.program_id(0) % across * BC + tl.arange(0, BC),
+    )
 
 
 @triton.jit
@@ -43,10 +47,14 @@ def _real(mask, row, m, M, last, S: tl.constexpr):
 
 
 @triton.jit
-def _pieces(pieces, row, start, parts, c, EACH: tl.constexpr, C: tl.constexpr, TOGETHER: tl.constexpr):
+def _pieces(
+    pieces, row, start, parts, c, EACH: tl.constexpr, C: tl.constexpr, TOGETHER: tl.constexpr
+):
     """Where the first of EACH numbers of some parts lies for channels c, [parts, channels], and which there are."""
     p = start + tl.arange(0, TOGETHER)
-    return pieces + ((row * parts + p) * EACH * C)[:, None] + c[None, :], (p < parts)[:, None] & (c < C)[None, :]
+    return pieces + ((row * parts + p) * EACH * C)[:, None] + c[None, :], (p < parts)[:, None] & (
+        c < C
+    )[None, :]
 
 
 @triton.jit(do_not_specialize=["M", "length", "parts"])
@@ -63,7 +71,11 @@ def _parts_kernel(
     for start in range(part * length, last, BM):
         m = tl.multiple_of(start, BM) + tl.arange(0, BM)
         real = _real(mask, row, m, M, last, S)
-        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=(m < last)[:, None] & (c < C)[None, :], other=0.0)
+        value = tl.load(
+            x + row * x_row + _at(m, c, S, x_b, x_c, x_s),
+            mask=(m < last)[:, None] & (c < C)[None, :],
+            other=0.0,
+        )
         value = tl.where(real[:, None], value.to(tl.float32), 0.0)
         one = real.to(tl.float32)
         n += one
@@ -118,11 +130,17 @@ def _normalise_kernel(
     for start in range(part * length, last, BM):
         m = tl.multiple_of(start, BM) + tl.arange(0, BM)
         inside = (m < last)[:, None] & (c < C)[None, :]
-        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=inside, other=0.0).to(
+            tl.float32
+        )
         value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
         if RELU:
             value = tl.where(value < 0.0, 0.0, value)
-        tl.store(out + row * out_row + _at(m, c, S, out_b, out_c, out_s), value.to(out.dtype.element_ty), mask=inside)
+        tl.store(
+            out + row * out_row + _at(m, c, S, out_b, out_c, out_s),
+            value.to(out.dtype.element_ty),
+            mask=inside,
+        )
 
 
 @triton.jit(do_not_specialize=["M", "length", "parts"])
@@ -141,8 +159,12 @@ def _sums_kernel(
     for start in range(part * length, last, BM):
         m = tl.multiple_of(start, BM) + tl.arange(0, BM)
         inside = (m < last)[:, None] & (c < C)[None, :]
-        slope = tl.load(g + row * g_row + _at(m, c, S, g_b, g_c, g_s), mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(g + row * g_row + _at(m, c, S, g_b, g_c, g_s), mask=inside, other=0.0).to(
+            tl.float32
+        )
+        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=inside, other=0.0).to(
+            tl.float32
+        )
         plain += slope
         times += slope * ((value - middle) * scale)
     to = pieces + (row * parts + part) * 2 * C + c
@@ -185,11 +207,21 @@ def _gradient_kernel(
     for start in range(part * length, last, BM):
         m = tl.multiple_of(start, BM) + tl.arange(0, BM)
         inside = (m < last)[:, None] & (c < C)[None, :]
-        slope = tl.load(g + row * g_row + _at(m, c, S, g_b, g_c, g_s), mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=inside, other=0.0).to(tl.float32)
-        real = _real(mask, row, m, M, last, S).to(tl.float32)[:, None]  # padding has no part in the statistics
+        slope = tl.load(g + row * g_row + _at(m, c, S, g_b, g_c, g_s), mask=inside, other=0.0).to(
+            tl.float32
+        )
+        value = tl.load(x + row * x_row + _at(m, c, S, x_b, x_c, x_s), mask=inside, other=0.0).to(
+            tl.float32
+        )
+        real = _real(mask, row, m, M, last, S).to(tl.float32)[
+            :, None
+        ]  # padding has no part in the statistics
         value = (slope - real * (plain + (value - middle) * times)) * scale[None, :]
-        tl.store(dx + row * dx_row + _at(m, c, S, dx_b, dx_c, dx_s), value.to(dx.dtype.element_ty), mask=inside)
+        tl.store(
+            dx + row * dx_row + _at(m, c, S, dx_b, dx_c, dx_s),
+            value.to(dx.dtype.element_ty),
+            mask=inside,
+        )
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -213,12 +245,25 @@ def _blocks(x: Tensor) -> dict[str, int]:
     bm = min(ELEMENTS // bc, rounded(m))
     parts = max(1, min(64, -(-PROGRAMS // (rows * triton.cdiv(channels, bc))), math.isqrt(m // 8)))
     length = triton.cdiv(triton.cdiv(m, parts), bm) * bm
-    return {"M": m, "length": length, "parts": triton.cdiv(m, length), "C": channels, "S": area, "BM": bm, "BC": bc, "num_warps": 4}
+    return {
+        "M": m,
+        "length": length,
+        "parts": triton.cdiv(m, length),
+        "C": channels,
+        "S": area,
+        "BM": bm,
+        "BC": bc,
+        "num_warps": 4,
+    }
 
 
 def _strides(**tensors: Tensor) -> dict[str, int]:
     """The strides of flat tensors, by the kernels' names for them."""
-    return {f"{name}_{axis}": x.stride(at) for name, x in tensors.items() for at, axis in enumerate(("row", "b", "c", "s"))}
+    return {
+        f"{name}_{axis}": x.stride(at)
+        for name, x in tensors.items()
+        for at, axis in enumerate(("row", "b", "c", "s"))
+    }
 
 
 def _grid(x: Tensor, sizes: dict[str, int]) -> tuple[int]:
@@ -251,7 +296,9 @@ def batch_norm(
     """
     if mask.dim() > 1:
         return _forward(x, weight, bias, mask, eps, relu)
-    out, mean, rstd, unbiased = _forward(x.unsqueeze(0), _row(weight), _row(bias), mask.unsqueeze(0), eps, relu)
+    out, mean, rstd, unbiased = _forward(
+        x.unsqueeze(0), _row(weight), _row(bias), mask.unsqueeze(0), eps, relu
+    )
     return out[0], mean[0], rstd[0], unbiased[0]
 
 
@@ -262,7 +309,9 @@ def _forward(
     flat, mask = _flat(x), _mask(mask)
     out = torch.empty_like(x, dtype=torch.float32)
     to = out.view(flat.shape)
-    mean, rstd, unbiased = (torch.empty(flat.shape[0], flat.shape[2], device=x.device) for _ in range(3))
+    mean, rstd, unbiased = (
+        torch.empty(flat.shape[0], flat.shape[2], device=x.device) for _ in range(3)
+    )
     sizes = _blocks(flat)
     pieces = torch.empty(len(x), sizes["parts"], 3, sizes["C"], device=x.device)
     weight, bias = (None if p is None else contiguous_last(p, 1) for p in (weight, bias))
@@ -286,7 +335,9 @@ def batch_norm_backward(
     return dx[0], dweight[0], dbias[0]
 
 
-def _backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     x = _lying(x)
     slope, flat, mask = _flat(g), _flat(x), _mask(mask)
     dx = torch.empty_like(x)
@@ -296,7 +347,9 @@ def _backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor |
     sizes = _blocks(flat)
     pieces = torch.empty(len(x), sizes["parts"], 2, sizes["C"], device=x.device)
     weight = None if weight is None else contiguous_last(weight, 1)
-    _sums_kernel[_grid(x, sizes)](slope, flat, mean, rstd, pieces, **sizes, **_strides(g=slope, x=flat))
+    _sums_kernel[_grid(x, sizes)](
+        slope, flat, mean, rstd, pieces, **sizes, **_strides(g=slope, x=flat)
+    )
     _gradient_kernel[_grid(x, sizes)](
         slope, flat, mean, rstd, weight, mask, pieces, to, dweight, dbias, **sizes, **_strides(g=slope, x=flat, dx=to),
         **_given(weight=weight), TOGETHER=TOGETHER,
@@ -308,7 +361,9 @@ class BatchNorm(torch.autograd.Function):
     """`batch_norm` with its gradient: torch.func differentiates such a function, but no custom operator."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         out: tuple[Tensor, Tensor, Tensor, Tensor] = batch_norm(x, weight, bias, mask, eps, False)
         return out
 

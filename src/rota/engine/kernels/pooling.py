@@ -24,12 +24,23 @@ def _unpool_kernel(
     high = m // WP % HP
     wide = m % WP
     inside = (m[:, None] < M) & (n[None, :] < O)
-    at = row * g_row + (m // (WP * HP) * g_b + high * g_h + wide * g_w)[:, None] + (n * g_c)[None, :]
+    at = (
+        row * g_row + (m // (WP * HP) * g_b + high * g_h + wide * g_w)[:, None] + (n * g_c)[None, :]
+    )
     value = tl.load(g + at, mask=inside, other=0.0)
     corner = tl.load(which + at, mask=inside, other=0)
-    first = dy + row * dy_row + ((m // (WP * HP) * H + high * 2) * W + wide * 2)[:, None] * O + n[None, :]
+    first = (
+        dy
+        + row * dy_row
+        + ((m // (WP * HP) * H + high * 2) * W + wide * 2)[:, None] * O
+        + n[None, :]
+    )
     for j in tl.static_range(4):
-        tl.store(first + (j // 2 * W + j % 2) * O, tl.where(corner == j, value, 0.0).to(value.dtype), mask=inside)
+        tl.store(
+            first + (j // 2 * W + j % 2) * O,
+            tl.where(corner == j, value, 0.0).to(value.dtype),
+            mask=inside,
+        )
     tl.store(sums + (row * blocks + block) * O + n, tl.sum(value.to(tl.float32), 0), mask=n < O)
 
 
@@ -38,7 +49,9 @@ def unpool(g: Tensor, which: Tensor, high: int, wide: int) -> tuple[Tensor, Tens
     rows, batch, outputs, small_high, small_wide = g.shape
     g = laid_as(which, g)
     whole = high == 2 * small_high and wide == 2 * small_wide
-    dy = (torch.empty if whole else torch.zeros)(rows, batch, high, wide, outputs, device=g.device, dtype=g.dtype)
+    dy = (torch.empty if whole else torch.zeros)(
+        rows, batch, high, wide, outputs, device=g.device, dtype=g.dtype
+    )
     m = batch * small_high * small_wide
     bm, bn = max(8, 2048 // rounded(outputs)), rounded(outputs)
     sums = torch.empty(rows, triton.cdiv(m, bm), outputs, device=g.device)

@@ -38,7 +38,14 @@ def _product_kernel(
     tl.store(c, total, mask=inside)
 
 
-def _product(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, subtract: bool, config: Blocks | None = None) -> None:
+def _product(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    bias: Tensor | None,
+    subtract: bool,
+    config: Blocks | None = None,
+) -> None:
     rows, m, k = a.shape
     n = b.shape[2]
     bm, bn, bk, warps, stages = config or _product_blocks(m, n, k)
@@ -58,7 +65,11 @@ def _product_blocks(m: int, n: int, k: int) -> Blocks:
 
 def _suits(a: Tensor, b: Tensor) -> bool:
     """Whether the kernel here beats the library's: few rows, or a gradient's product over few examples; not at full precision."""
-    return (a.shape[1] <= 32 or a.shape[2] <= 16) and (a.dtype != torch.float32 or precision() == "tf32") and a.dtype == b.dtype
+    return (
+        (a.shape[1] <= 32 or a.shape[2] <= 16)
+        and (a.dtype != torch.float32 or precision() == "tf32")
+        and a.dtype == b.dtype
+    )
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:

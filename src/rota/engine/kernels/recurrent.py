@@ -53,7 +53,11 @@ def _forward_kernel(
         w += row * w_row + n[None, :] * U
         for start in range(0, U, BK):
             k = start + tl.arange(0, BK)
-            before = tl.load(hidden + (now - 1) * U + k[None, :], mask=(m[:, None] < B) & (k[None, :] < U), other=0.0)
+            before = tl.load(
+                hidden + (now - 1) * U + k[None, :],
+                mask=(m[:, None] < B) & (k[None, :] < U),
+                other=0.0,
+            )
             within = (k[:, None] < U) & (n[None, :] < U)
             wi = tl.load(w + k[:, None], mask=within, other=0.0).to(before.dtype)
             wf = tl.load(w + k[:, None] + U * U, mask=within, other=0.0).to(before.dtype)
@@ -94,7 +98,11 @@ def _backward_kernel(
         w += row * w_row + n[None, :] * (4 * U)
         for start in range(0, 4 * U, BK):
             k = start + tl.arange(0, BK)
-            after = tl.load(d_gates + (now + 1) * (4 * U) + k[None, :], mask=(m[:, None] < B) & (k[None, :] < 4 * U), other=0.0)
+            after = tl.load(
+                d_gates + (now + 1) * (4 * U) + k[None, :],
+                mask=(m[:, None] < B) & (k[None, :] < 4 * U),
+                other=0.0,
+            )
             right = tl.load(w + k[:, None], mask=(k[:, None] < 4 * U) & (n[None, :] < U), other=0.0)
             dh = tl.dot(after, right.to(after.dtype), dh, input_precision=PRECISION)
     i = tl.load(gates + four, mask=inside, other=0.0).to(tl.float32)
@@ -106,9 +114,17 @@ def _backward_kernel(
     dc += dh * o * (1.0 - bent * bent)
     tl.store(d_cell, dc * f, mask=inside)
     tl.store(d_gates + four, (dc * g * i * (1.0 - i)).to(d_gates.dtype.element_ty), mask=inside)
-    tl.store(d_gates + four + U, (dc * before * f * (1.0 - f)).to(d_gates.dtype.element_ty), mask=inside)
-    tl.store(d_gates + four + 2 * U, (dc * i * (1.0 - g * g)).to(d_gates.dtype.element_ty), mask=inside)
-    tl.store(d_gates + four + 3 * U, (dh * bent * o * (1.0 - o)).to(d_gates.dtype.element_ty), mask=inside)
+    tl.store(
+        d_gates + four + U, (dc * before * f * (1.0 - f)).to(d_gates.dtype.element_ty), mask=inside
+    )
+    tl.store(
+        d_gates + four + 2 * U, (dc * i * (1.0 - g * g)).to(d_gates.dtype.element_ty), mask=inside
+    )
+    tl.store(
+        d_gates + four + 3 * U,
+        (dh * bent * o * (1.0 - o)).to(d_gates.dtype.element_ty),
+        mask=inside,
+    )
 
 
 def _blocks(batch: int, units: int, products: int) -> Blocks:
@@ -116,7 +132,9 @@ def _blocks(batch: int, units: int, products: int) -> Blocks:
     return min(64, rounded(batch)), min(32, rounded(units)), 32 if products == 4 else 64, 4, 3
 
 
-def _forward(inputs: Tensor, weight: Tensor, config: Blocks | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    inputs: Tensor, weight: Tensor, config: Blocks | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, batch, time, _ = inputs.shape
     units = weight.shape[2]
     hidden = torch.empty(rows, batch, time, units, device=inputs.device, dtype=inputs.dtype)
@@ -130,7 +148,9 @@ def _forward(inputs: Tensor, weight: Tensor, config: Blocks | None = None) -> tu
     return hidden, gates, cells
 
 
-def _backward(d_hidden: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, config: Blocks | None = None) -> Tensor:
+def _backward(
+    d_hidden: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, config: Blocks | None = None
+) -> Tensor:
     rows, batch, time, units = cells.shape
     d_gates, d_cell = torch.empty_like(gates), torch.empty(rows, batch, units, device=cells.device)
     turned = weight.transpose(1, 2).contiguous()
@@ -156,11 +176,15 @@ def recurrent_rows(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 @torch.library.custom_op("rota::recurrent_rows_backward", mutates_args=())
-def recurrent_rows_backward(d_hidden: Tensor, gates: Tensor, cells: Tensor, weight: Tensor) -> Tensor:
+def recurrent_rows_backward(
+    d_hidden: Tensor, gates: Tensor, cells: Tensor, weight: Tensor
+) -> Tensor:
     """The gradient for the inputs of `recurrent_rows`, from that for its hidden states."""
     whole = [each.contiguous() for each in (d_hidden, gates, cells)]
     if gates.dim() == 3:
-        return _backward(whole[0][None], whole[1][None], whole[2][None], contiguous_last(weight, 2)[None])[0]
+        return _backward(
+            whole[0][None], whole[1][None], whole[2][None], contiguous_last(weight, 2)[None]
+        )[0]
     return _backward(whole[0], whole[1], whole[2], contiguous_last(weight, 2))
 
 
@@ -173,7 +197,9 @@ class Recurrent(torch.autograd.Function):
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         ctx.save_for_backward(*output, inputs[1])
         ctx.mark_non_differentiable(*output[1:])
 
@@ -183,6 +209,8 @@ class Recurrent(torch.autograd.Function):
         """The weights' gradient is a product over all steps at once, in torch's operators, which a fused step subtracts in place."""
         hidden, gates, cells, weight = ctx.saved_tensors
         d_inputs = recurrent_rows_backward(d_hidden, gates, cells, weight)
-        before = F.pad(hidden, (0, 0, 1, -1))  # the hidden states one step later; before the first there are zeros
+        before = F.pad(
+            hidden, (0, 0, 1, -1)
+        )  # the hidden states one step later; before the first there are zeros
         d_weight = d_inputs.flatten(0, 1).t() @ before.flatten(0, 1)
         return d_inputs, d_weight.to(weight.dtype)

@@ -30,7 +30,9 @@ def _load_kernel(
         share = share * own.to(tl.float64)
     to = (t * room + row) * width + column
     tl.store(weight_to + to, share.to(tl.float32), mask=inside)
-    tl.store(index_to + to, tl.load(index + place * width + column, mask=inside, other=0), mask=inside)
+    tl.store(
+        index_to + to, tl.load(index + place * width + column, mask=inside, other=0), mask=inside
+    )
     if (t == 0) & (block == 0):
         tl.store(key_to + row, tl.load(key + row))
         tl.store(steps_to + row, tl.load(steps + row))
@@ -47,7 +49,18 @@ def load(
     number, rows, width = index.shape
     block = min(256, rounded(width))
     _load_kernel[(number * rows * triton.cdiv(width, block),)](
-        index, weight, key, steps, rate, *tables, *state, rows, tables[0].shape[1], width, FUSED=fused, BLOCK=block
+        index,
+        weight,
+        key,
+        steps,
+        rate,
+        *tables,
+        *state,
+        rows,
+        tables[0].shape[1],
+        width,
+        FUSED=fused,
+        BLOCK=block,
     )
 
 
@@ -56,14 +69,20 @@ def _spread_kernel(theta, to, n, room, theta_row, to_row, BLOCK: tl.constexpr):
     blocks = tl.cdiv(room, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     j = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    tl.store(to + row * to_row + j, tl.load(theta + row * theta_row + j, mask=j < n, other=0.0), mask=j < room)
+    tl.store(
+        to + row * to_row + j,
+        tl.load(theta + row * theta_row + j, mask=j < n, other=0.0),
+        mask=j < room,
+    )
 
 
 def spread(theta: Tensor, to: Tensor) -> None:
     """Rows of parameters [rows, n], perhaps all the same, to their place in a stack."""
     rows, n = theta.shape
     room = _room(to)
-    _spread_kernel[(rows * triton.cdiv(room, BLOCK),)](theta, to, n, room, theta.stride(0), to.stride(0), BLOCK=BLOCK, num_warps=8)
+    _spread_kernel[(rows * triton.cdiv(room, BLOCK),)](
+        theta, to, n, room, theta.stride(0), to.stride(0), BLOCK=BLOCK, num_warps=8
+    )
 
 
 def _room(matrix: Tensor) -> int:
@@ -72,13 +91,17 @@ def _room(matrix: Tensor) -> int:
 
 
 @triton.jit(do_not_specialize=["n"])
-def _difference_kernel(before, after, update, squares, n, room, before_row, after_row, update_row, BLOCK: tl.constexpr):
+def _difference_kernel(
+    before, after, update, squares, n, room, before_row, after_row, update_row, BLOCK: tl.constexpr
+):
     blocks = tl.cdiv(room, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
     j = block * BLOCK + tl.arange(0, BLOCK)
     end = tl.load(after + row * after_row + j, mask=j < room, other=0.0)
-    change = tl.where(j < n, tl.load(before + row * before_row + j, mask=j < n, other=0.0) - end, 0.0)
+    change = tl.where(
+        j < n, tl.load(before + row * before_row + j, mask=j < n, other=0.0) - end, 0.0
+    )
     tl.store(update + row * update_row + j, change, mask=j < room)
     tl.store(squares + row * blocks + block, tl.sum(change * change, 0))
 
@@ -102,7 +125,17 @@ def results(before: Tensor, after: Tensor, loss: Tensor) -> tuple[Tensor, Tensor
     blocks = triton.cdiv(room, BLOCK)
     squares = torch.empty(rows, blocks, device=before.device)
     _difference_kernel[(rows * blocks,)](
-        before, after, update, squares, n, room, before.stride(0), after.stride(0), update.stride(0), BLOCK=BLOCK, num_warps=8
+        before,
+        after,
+        update,
+        squares,
+        n,
+        room,
+        before.stride(0),
+        after.stride(0),
+        update.stride(0),
+        BLOCK=BLOCK,
+        num_warps=8,
     )
     numbers = torch.empty(2, rows, dtype=torch.float64, device=before.device)
     _numbers_kernel[(rows,)](squares, loss, numbers, blocks, rows, BLOCK=256, num_warps=4)

@@ -27,7 +27,9 @@ def _fold(key, word):
 @triton.jit
 def _uniform(key, j):
     """Number j of rng.uniform: the upper 24 bits of a word, in [0, 1)."""
-    return (_mix(key + (j + 1).to(tl.uint64) * 0x9E3779B97F4A7C15) >> 40).to(tl.float32) * 5.9604644775390625e-08
+    return (_mix(key + (j + 1).to(tl.uint64) * 0x9E3779B97F4A7C15) >> 40).to(
+        tl.float32
+    ) * 5.9604644775390625e-08
 
 
 @triton.jit(do_not_specialize=["call"])
@@ -44,7 +46,9 @@ def _uniform_kernel(key, number, out, n, call, FOLDED: tl.constexpr, BLOCK: tl.c
 def uniform(key: Tensor, n: int) -> Tensor:
     """rng.uniform in one kernel."""
     out = torch.empty(*key.shape, n, device=key.device)
-    _uniform_kernel[(triton.cdiv(n, 1024) * max(1, key.numel()),)](key.contiguous(), key, out, n, 0, FOLDED=False, BLOCK=1024)
+    _uniform_kernel[(triton.cdiv(n, 1024) * max(1, key.numel()),)](
+        key.contiguous(), key, out, n, 0, FOLDED=False, BLOCK=1024
+    )
     return out
 
 
@@ -65,7 +69,11 @@ def _drop_kernel(y, key, number, x, n, call, p, scale, BLOCK: tl.constexpr):
     mine = tl.load(key + row).to(tl.uint64, bitcast=True)
     mine = _fold(_fold(_mix(mine), tl.load(number + row)), call)
     value = tl.load(y + row * n + j, mask=j < n, other=0.0)
-    tl.store(x + row * n + j, tl.where(_uniform(mine, j) >= p, value * scale, 0.0).to(x.dtype.element_ty), mask=j < n)
+    tl.store(
+        x + row * n + j,
+        tl.where(_uniform(mine, j) >= p, value * scale, 0.0).to(x.dtype.element_ty),
+        mask=j < n,
+    )
 
 
 @torch.library.custom_op("rota::drop_rows", mutates_args=())
@@ -74,7 +82,9 @@ def drop(y: Tensor, key: Tensor, number: Tensor, call: int, p: float) -> Tensor:
     y = y.contiguous()
     x = torch.empty_like(y)
     n = y[0].numel()
-    _drop_kernel[(len(y) * triton.cdiv(n, 1024),)](y, key, number, x, n, call, p, 1 / (1 - p), BLOCK=1024)
+    _drop_kernel[(len(y) * triton.cdiv(n, 1024),)](
+        y, key, number, x, n, call, p, 1 / (1 - p), BLOCK=1024
+    )
     return x
 
 
@@ -97,7 +107,9 @@ def _cross_entropy_kernel(z, y, weight, loss, dz, B, C, BB: tl.constexpr, BC: tl
         right = c[None, :] == target[:, None]
         picked = tl.sum(tl.where(right, value, 0.0), 1)
         total += tl.where(b < B, part * (tl.log(whole) + largest - picked), 0.0)
-        tl.store(dz + at, (e / whole[:, None] - tl.where(right, 1.0, 0.0)) * part[:, None], mask=inside)
+        tl.store(
+            dz + at, (e / whole[:, None] - tl.where(right, 1.0, 0.0)) * part[:, None], mask=inside
+        )
     tl.store(loss + row, tl.sum(total, 0))
 
 
@@ -111,12 +123,25 @@ def cross_entropy(z: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
     z, y, weight = z.contiguous(), y.contiguous(), weight.contiguous()
     loss, dz = torch.empty(rows, device=z.device), torch.empty(z.shape, device=z.device)
     bc = rounded(classes)
-    _cross_entropy_kernel[(rows,)](z, y, weight, loss, dz, batch, classes, BB=min(rounded(batch), max(1, 4096 // bc)), BC=bc, num_warps=4)
+    _cross_entropy_kernel[(rows,)](
+        z,
+        y,
+        weight,
+        loss,
+        dz,
+        batch,
+        classes,
+        BB=min(rounded(batch), max(1, 4096 // bc)),
+        BC=bc,
+        num_warps=4,
+    )
     return loss, dz
 
 
 @triton.jit(do_not_specialize=["room", "width"])
-def _take_kernel(x, y, index, weight, number, x_to, y_to, weight_to, room, width, D, BLOCK: tl.constexpr):
+def _take_kernel(
+    x, y, index, weight, number, x_to, y_to, weight_to, room, width, D, BLOCK: tl.constexpr
+):
     blocks = tl.cdiv(D, BLOCK)
     place = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
@@ -129,7 +154,9 @@ def _take_kernel(x, y, index, weight, number, x_to, y_to, weight_to, room, width
         tl.store(weight_to + place, tl.load(weight + at))
 
 
-def take(x: Tensor, y: Tensor, index: Tensor, weight: Tensor, number: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def take(
+    x: Tensor, y: Tensor, index: Tensor, weight: Tensor, number: Tensor, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The mini-batches of step `number` for the first rows: x and y at index[number], and weight[number]."""
     if y.dim() > 1 or not x.is_contiguous():
         now = [table.index_select(0, number[:1])[0, :rows] for table in (index, weight)]
@@ -166,12 +193,16 @@ def words(table: Tensor, first: int, epochs: int, longest: int) -> tuple[Tensor,
     rows = table.shape[1]
     key = torch.empty(rows, dtype=torch.int64, device=table.device)
     out = torch.empty(epochs, rows, longest, dtype=torch.int64, device=table.device)
-    _words_kernel[(epochs * rows * triton.cdiv(longest, 256),)](table, key, out, rows, longest, first, BLOCK=256)
+    _words_kernel[(epochs * rows * triton.cdiv(longest, 256),)](
+        table, key, out, rows, longest, first, BLOCK=256
+    )
     return key, out
 
 
 @triton.jit(do_not_specialize=["rows", "longest", "width", "first", "last"])
-def _index_kernel(table, order, index, weight, rows, longest, width, first, last, BLOCK: tl.constexpr):
+def _index_kernel(
+    table, order, index, weight, rows, longest, width, first, last, BLOCK: tl.constexpr
+):
     blocks = tl.cdiv(width, BLOCK)
     place = (tl.program_id(0) // blocks).to(tl.int64)  # of a step and a row
     t = place // rows
@@ -198,5 +229,14 @@ def indices(table: Tensor, order: Tensor, first: int, index: Tensor, weight: Ten
     steps, rows, width = index.shape
     block = min(256, rounded(width))
     _index_kernel[(steps * rows * triton.cdiv(width, block),)](
-        table, order, index, weight, rows, order.shape[2], width, first, first + len(order), BLOCK=block
+        table,
+        order,
+        index,
+        weight,
+        rows,
+        order.shape[2],
+        width,
+        first,
+        first + len(order),
+        BLOCK=block,
     )

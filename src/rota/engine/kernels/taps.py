@@ -15,7 +15,9 @@ def image(x, base, top, left, real, i, j, c, x_h: tl.constexpr, x_w: tl.constexp
         real = real & (top + i >= 0) & (top + i < H)
     if EW:
         real = real & (left + j >= 0) & (left + j < W)
-    shift = tl.multiple_of(i * x_h + j * x_w, 16)  # the compiler does not see it, and loads would be narrow
+    shift = tl.multiple_of(
+        i * x_h + j * x_w, 16
+    )  # the compiler does not see it, and loads would be narrow
     return tl.load(x + base[:, None] + (shift + c)[None, :], mask=real[:, None], other=0.0)
 
 
@@ -28,7 +30,11 @@ def patch(x, base, top, left, real, i, j, k, SHIFT: tl.constexpr, AREA: tl.const
         real = real & ((top[None, :] + i[:, None]).to(tl.uint32, bitcast=True) < H)
     if EW:
         real = real & ((left[None, :] + j[:, None]).to(tl.uint32, bitcast=True) < W)
-    return tl.load(x + (base + SHIFT)[None, :] + (i * x_h + j * x_w + k // AREA * x_c)[:, None], mask=real, other=0.0)
+    return tl.load(
+        x + (base + SHIFT)[None, :] + (i * x_h + j * x_w + k // AREA * x_c)[:, None],
+        mask=real,
+        other=0.0,
+    )
 
 
 def tapwise(x: Tensor) -> bool:

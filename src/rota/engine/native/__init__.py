@@ -20,7 +20,20 @@ from torch import Tensor
 from rota import rng, weights
 from rota.data.federation import Array
 from rota.engine.native.build import ROW, Unavailable, Work, library
-from rota.engine.native.program import BUFFERS, GRADIENT, KEY, LOSS, NUMBER, PARAMS, WEIGHT, Place, Unsupported, Writer, X, Y
+from rota.engine.native.program import (
+    BUFFERS,
+    GRADIENT,
+    KEY,
+    LOSS,
+    NUMBER,
+    PARAMS,
+    WEIGHT,
+    Place,
+    Unsupported,
+    Writer,
+    X,
+    Y,
+)
 from rota.engine.native.translate import translate
 from rota.engine.stack import Steps, half, repeated, same_gradient
 
@@ -60,11 +73,22 @@ class Native:
         graph = steps.single(width, fused)
         real = torch.empty(0, dtype=steps.dtype, device="meta")
         word = torch.empty((), dtype=torch.int64, device="meta")
-        params, buffers = (torch.empty(layout.numel, dtype=steps.dtype, device="meta") for layout in (steps.params, steps.buffers))
+        params, buffers = (
+            torch.empty(layout.numel, dtype=steps.dtype, device="meta")
+            for layout in (steps.params, steps.buffers)
+        )
         inputs = [Place(PARAMS, 0, view) for view in steps.params.views(params)]
         inputs += [Place(BUFFERS, 0, view) for view in steps.buffers.views(buffers)]
-        inputs += [Place(where, 0, part.new_empty((width, *part.shape[1:]), device="meta")) for where, part in ((X, self.x), (Y, self.y))]
-        inputs += [Place(WEIGHT, 0, real.new_empty(width)), Place(KEY, 0, word), Place(NUMBER, 0, word), Place(LOSS, 0, real.new_empty(()))]
+        inputs += [
+            Place(where, 0, part.new_empty((width, *part.shape[1:]), device="meta"))
+            for where, part in ((X, self.x), (Y, self.y))
+        ]
+        inputs += [
+            Place(WEIGHT, 0, real.new_empty(width)),
+            Place(KEY, 0, word),
+            Place(NUMBER, 0, word),
+            Place(LOSS, 0, real.new_empty(())),
+        ]
         if not fused:
             inputs += [Place(GRADIENT, 0, view) for view in steps.params.views(params)]
 
@@ -93,7 +117,15 @@ class Native:
         return torch.from_numpy(part).view(rows, columns)
 
     def start(
-        self, threads: Executor, workers: int, width: int, plain: bool, rows: Array, starts: Tensor, buffers: Tensor, shift: Tensor | None
+        self,
+        threads: Executor,
+        workers: int,
+        width: int,
+        plain: bool,
+        rows: Array,
+        starts: Tensor,
+        buffers: Tensor,
+        shift: Tensor | None,
     ) -> Callable[[], Result]:
         """Begin to train rows (a ROW array), those with the most work first; what is returned waits for the result.
 
@@ -105,10 +137,19 @@ class Native:
         after = torch.empty(number, layout.buffers.numel, dtype=layout.dtype)
         rows["start_buffers"] = _addresses(buffers, rows["start"])
         rows["start"] = _addresses(starts, rows["start"])
-        rows["update"], rows["buffers"] = (_addresses(out, np.arange(number)) for out in (update, after))
+        rows["update"], rows["buffers"] = (
+            _addresses(out, np.arange(number)) for out in (update, after)
+        )
         rows["shift"] = 0 if shift is None else _addresses(shift, np.arange(number))
         work, taken = self.work(width, plain), ctypes.c_int64(0)
-        call = (ctypes.byref(work), rows.ctypes.data, number, ctypes.byref(taken), self.x.data_ptr(), self.y.data_ptr())
+        call = (
+            ctypes.byref(work),
+            rows.ctypes.data,
+            number,
+            ctypes.byref(taken),
+            self.x.data_ptr(),
+            self.y.data_ptr(),
+        )
         held = work, taken, rows, starts, buffers, shift, update, after
 
         def run() -> int:
@@ -120,7 +161,9 @@ class Native:
         def finish() -> Result:
             failed = [each.result() for each in done]  # all of them, before anything is read
             if any(failed):
-                raise MemoryError("no memory for a client's local training: fewer cores need less (taskset, or --engine sequential)")
+                raise MemoryError(
+                    "no memory for a client's local training: fewer cores need less (taskset, or --engine sequential)"
+                )
             return Result(update, after, rows["loss"].copy())
 
         return finish
@@ -132,17 +175,29 @@ def _addresses(matrix: Tensor, rows: Array) -> Array:
 
 def verify(native: Native, width: int) -> None:
     """Compare one step, half of it padding, with plain autograd; raises Unbatchable where they differ."""
-    steps, key, real = native.steps, torch.zeros((), dtype=torch.int64), min(half(width), len(native.y))
+    steps, key, real = (
+        native.steps,
+        torch.zeros((), dtype=torch.int64),
+        min(half(width), len(native.y)),
+    )
     start = weights.read(steps.module)
     rows = np.zeros(1, ROW)
-    for name, value in {"examples": real, "batch": width, "per_epoch": 1, "steps": 1, "rate": 1.0}.items():
+    for name, value in {
+        "examples": real,
+        "batch": width,
+        "per_epoch": 1,
+        "steps": 1,
+        "rate": 1.0,
+    }.items():
         rows[name] = value
 
     def trial(number: int) -> None:
         first = min(number * real, len(native.y) - real)
         rows["first"] = first
         with ThreadPoolExecutor(1) as thread:
-            update = native.start(thread, 1, width, True, rows.copy(), start.params[None], start.buffers[None], None)().update
+            update = native.start(
+                thread, 1, width, True, rows.copy(), start.params[None], start.buffers[None], None
+            )().update
         same_gradient(steps, update, first + rng.permutation(rng.fold(key, 0), real), key)
 
     repeated(trial)

@@ -19,7 +19,15 @@ import torch
 from rota.engine.native.program import Instruction
 
 SOURCES = ("rota.c", "product.h", "convolution.h", "elementwise.h")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-shared",
+    "-fPIC",
+)
 
 
 class Unavailable(Exception):
@@ -31,7 +39,19 @@ class Work(ctypes.Structure):
 
     _fields_ = [
         ("list", ctypes.POINTER(Instruction)),
-        *((name, ctypes.c_int64) for name in ("count", "arena", "width", "params", "buffers", "x_bytes", "y_bytes", "fused")),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "count",
+                "arena",
+                "width",
+                "params",
+                "buffers",
+                "x_bytes",
+                "y_bytes",
+                "fused",
+            )
+        ),
         ("constants", ctypes.c_void_p),
         *((name, ctypes.c_double) for name in ("momentum", "weight_decay", "prox", "clip")),
         *((name, ctypes.c_int64) for name in ("nesterov", "adam")),
@@ -51,7 +71,14 @@ ROW = np.dtype(
 
 def compiler() -> str | None:
     """The C compiler: $CC, or cc, gcc or clang."""
-    return next((found for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (found := shutil.which(name))), None)
+    return next(
+        (
+            found
+            for name in (os.environ.get("CC"), "cc", "gcc", "clang")
+            if name and (found := shutil.which(name))
+        ),
+        None,
+    )
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
@@ -74,7 +101,14 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     if not path.exists():
         _compile(here / SOURCES[0], path, names[dtype])
     lib = ctypes.CDLL(str(path))
-    lib.rota_train.argtypes = [ctypes.POINTER(Work), ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    lib.rota_train.argtypes = [
+        ctypes.POINTER(Work),
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
     lib.rota_convolution_space.argtypes = [ctypes.c_void_p]
     lib.rota_product_space.argtypes = [ctypes.c_int64, ctypes.c_int64]
     lib.rota_convolution_space.restype = lib.rota_product_space.restype = ctypes.c_int64
@@ -85,17 +119,28 @@ def _compile(source: Path, path: Path, real: str) -> None:
     cc = compiler()
     if cc is None:
         raise Unavailable("there is no C compiler (cc, gcc or clang)")
-    print(f"rota: compiling its CPU kernels for {real} numbers, once on this machine ...", file=sys.stderr)
+    print(
+        f"rota: compiling its CPU kernels for {real} numbers, once on this machine ...",
+        file=sys.stderr,
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            done = subprocess.run([cc, *FLAGS, f"-DR={real}", "-o", str(made), str(source), "-lm"], capture_output=True, text=True)
+            done = subprocess.run(
+                [cc, *FLAGS, f"-DR={real}", "-o", str(made), str(source), "-lm"],
+                capture_output=True,
+                text=True,
+            )
             if done.returncode:
-                raise Unavailable(f"{cc} failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+                raise Unavailable(
+                    f"{cc} failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}"
+                )
             made.replace(path)
     except OSError as error:
-        raise Unavailable(f"the kernels cannot be kept in {path.parent}: {error.strerror}") from error
+        raise Unavailable(
+            f"the kernels cannot be kept in {path.parent}: {error.strerror}"
+        ) from error
 
 
 def _processor() -> str:
@@ -104,4 +149,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() + platform.machine()
-    return "".join(next((line for line in lines if line.startswith(word)), "") for word in ("model name", "flags", "Features"))
+    return "".join(
+        next((line for line in lines if line.startswith(word)), "")
+        for word in ("model name", "flags", "Features")
+    )

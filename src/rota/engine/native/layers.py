@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 @rule(aten._log_softmax.default)
-def _log_softmax(w: Writer, target: Any, a: Place, dim: int, half: bool) -> Place:  # noqa: ARG001
+def _log_softmax(w: Writer, target: Any, a: Place, dim: int, half: bool) -> Place:
     if dim % a.like.dim() != a.like.dim() - 1:
         raise Unsupported("a softmax over another axis than the last")
     out = w.new(a.shape)
@@ -40,9 +40,15 @@ def _log_softmax(w: Writer, target: Any, a: Place, dim: int, half: bool) -> Plac
 
 
 @rule(aten._log_softmax_backward_data.default)
-def _log_softmax_backward(w: Writer, target: Any, gradient: Place, out: Place, dim: int, dtype: Any) -> Place:  # noqa: ARG001
+def _log_softmax_backward(
+    w: Writer, target: Any, gradient: Place, out: Place, dim: int, dtype: Any
+) -> Place:
     done = w.new(out.shape)
-    w.emit(LOG_SOFTMAX_BACKWARD, [done, w.contiguous(gradient), out], [out.like.numel() // out.shape[-1], out.shape[-1]])
+    w.emit(
+        LOG_SOFTMAX_BACKWARD,
+        [done, w.contiguous(gradient), out],
+        [out.like.numel() // out.shape[-1], out.shape[-1]],
+    )
     return done
 
 
@@ -52,7 +58,9 @@ def _plain_nll(log_p: Place, weight: Any, reduction: int) -> None:
 
 
 @rule(aten.nll_loss_forward.default)
-def _nll(w: Writer, target: Any, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int) -> list[Place]:  # noqa: ARG001
+def _nll(
+    w: Writer, target: Any, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int
+) -> list[Place]:
     _plain_nll(log_p, weight, reduction)
     out = w.new(y.shape)
     w.emit(NLL, [out, log_p, y], log_p.shape)
@@ -61,7 +69,7 @@ def _nll(w: Writer, target: Any, log_p: Place, y: Place, weight: Any, reduction:
 
 @rule(aten.nll_loss_backward.default)
 def _nll_backward(
-    w: Writer, target: Any, gradient: Place, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int, total: Place  # noqa: ARG001
+    w: Writer, target: Any, gradient: Place, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int, total: Place
 ) -> Place:  # fmt: skip
     _plain_nll(log_p, weight, reduction)
     out = w.new(log_p.shape)
@@ -69,11 +77,22 @@ def _nll_backward(
     return out
 
 
-def _image_shape(x: Place, weight: Place, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> list[int]:
-    if x.like.dim() != 4 or groups != 1 or transposed or any(d != 1 for d in dilation) or not weight.like.is_contiguous():
+def _image_shape(
+    x: Place, weight: Place, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int
+) -> list[int]:
+    if (
+        x.like.dim() != 4
+        or groups != 1
+        or transposed
+        or any(d != 1 for d in dilation)
+        or not weight.like.is_contiguous()
+    ):
         raise Unsupported("a convolution that is grouped, dilated, transposed or not over images")
     (b, c, h, wide), (o, _, kh, kw) = x.shape, weight.shape
-    out = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip((h, wide), (kh, kw), stride, padding, strict=True)]
+    out = [
+        (n + 2 * p - k) // s + 1
+        for n, k, s, p in zip((h, wide), (kh, kw), stride, padding, strict=True)
+    ]
     return [b, c, h, wide, o, *out, kh, kw, *stride, *padding]
 
 
@@ -84,8 +103,8 @@ def _images(w: Writer, *shape: int) -> Place:
 
 @rule(aten.convolution.default)
 def _convolution(
-    w: Writer, target: Any, x: Place, weight: Place, bias: Place | None, stride: Any, padding: Any, dilation: Any, transposed: bool,  # noqa: ARG001
-    output_padding: Any, groups: int,  # noqa: ARG001
+    w: Writer, target: Any, x: Place, weight: Place, bias: Place | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
 ) -> Place:  # fmt: skip
     shape = _image_shape(x, weight, stride, padding, dilation, transposed, groups)
     x = w.channels_last(x)
@@ -97,8 +116,8 @@ def _convolution(
 
 @rule(aten.convolution_backward.default)
 def _convolution_backward(
-    w: Writer, target: Any, gradient: Place, x: Place, weight: Place, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,  # noqa: ARG001
-    transposed: bool, output_padding: Any, groups: int, wanted: Sequence[bool],  # noqa: ARG001
+    w: Writer, target: Any, gradient: Place, x: Place, weight: Place, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, wanted: Sequence[bool],
 ) -> list[Place | None]:  # fmt: skip
     shape = _image_shape(x, weight, stride, padding, dilation, transposed, groups)
     gradient = w.channels_last(gradient)
@@ -115,18 +134,22 @@ def _convolution_backward(
     return [d_input, d_weight, d_bias]
 
 
-def _pool_shape(x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> list[int]:
+def _pool_shape(
+    x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> list[int]:
     if x.like.dim() != 4 or any(d != 1 for d in dilation) or ceil:
         raise Unsupported("a max-pool that is dilated, rounds up or is not over images")
     pairs = [[v[0], v[-1]] if v else [size[0], size[-1]] for v in (size, stride, padding)]
     (kernel, step, pad), (b, c, h, wide) = pairs, x.shape
-    out = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip((h, wide), kernel, step, pad, strict=True)]
+    out = [
+        (n + 2 * p - k) // s + 1 for n, k, s, p in zip((h, wide), kernel, step, pad, strict=True)
+    ]
     return [b, c, h, wide, *out, *kernel, *step, *pad]
 
 
 @rule(aten.max_pool2d_with_indices.default)
 def _pool(
-    w: Writer, target: Any, x: Place, size: Any, stride: Any = (), padding: Any = (0, 0), dilation: Any = (1, 1), ceil: bool = False  # noqa: ARG001
+    w: Writer, target: Any, x: Place, size: Any, stride: Any = (), padding: Any = (0, 0), dilation: Any = (1, 1), ceil: bool = False
 ) -> list[Place]:  # fmt: skip
     shape = _pool_shape(x, size, stride, padding, dilation, ceil)
     x = w.channels_last(x)
@@ -138,7 +161,7 @@ def _pool(
 
 @rule(aten.max_pool2d_with_indices_backward.default)
 def _pool_backward(
-    w: Writer, target: Any, gradient: Place, x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, taps: Place  # noqa: ARG001
+    w: Writer, target: Any, gradient: Place, x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, taps: Place
 ) -> Place:  # fmt: skip
     shape = _pool_shape(x, size, stride, padding, dilation, ceil)
     gradient, out = w.channels_last(gradient), _images(w, *x.shape)
@@ -147,7 +170,7 @@ def _pool_backward(
 
 
 @rule(aten.embedding.default)
-def _embedding(w: Writer, target: Any, table: Place, words: Place, *_: Any) -> Place:  # noqa: ARG001
+def _embedding(w: Writer, target: Any, table: Place, words: Place, *_: Any) -> Place:
     if not words.like.is_contiguous():
         raise Unsupported("an embedding of scattered words")
     out = w.new([*words.shape, table.shape[1]])
@@ -156,17 +179,24 @@ def _embedding(w: Writer, target: Any, table: Place, words: Place, *_: Any) -> P
 
 
 @rule(aten.embedding_dense_backward.default)
-def _embedding_backward(w: Writer, target: Any, gradient: Place, words: Place, number: int, padding: int, scaled: bool) -> Place:  # noqa: ARG001
+def _embedding_backward(
+    w: Writer, target: Any, gradient: Place, words: Place, number: int, padding: int, scaled: bool
+) -> Place:
     if scaled or not words.like.is_contiguous():
         raise Unsupported("an embedding scaled by frequency")
     wide = gradient.shape[-1]
     out = w.new([number, wide])
-    w.emit(EMBEDDING_BACKWARD, [out, w.contiguous(gradient), words], [words.like.numel(), wide], extra=[number, padding])
+    w.emit(
+        EMBEDDING_BACKWARD,
+        [out, w.contiguous(gradient), words],
+        [words.like.numel(), wide],
+        extra=[number, padding],
+    )
     return out
 
 
 @rule(local.uniform._opoverload)
-def _uniform(w: Writer, target: Any, key: Place, n: int) -> Place:  # noqa: ARG001
+def _uniform(w: Writer, target: Any, key: Place, n: int) -> Place:
     out = w.new([*key.shape, n])
     w.emit(UNIFORM, [out, key], [n])
     return out

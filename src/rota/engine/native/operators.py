@@ -42,13 +42,13 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
     aten.t.default, aten.transpose.int, aten.permute.default, aten.select.int, aten.split.Tensor, aten.unbind.int, aten.expand.default,
     aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.detach.default, aten.alias.default,
 )  # fmt: skip
-def _view(w: Writer, target: Any, a: Place, *args: Any) -> Any:  # noqa: ARG001
+def _view(w: Writer, target: Any, a: Place, *args: Any) -> Any:
     seen = target(a.like, *args)
     return a.seen(seen) if isinstance(seen, Tensor) else [a.seen(each) for each in seen]
 
 
 @rule(aten.view.default, aten._unsafe_view.default)
-def _shaped(w: Writer, target: Any, a: Place, shape: Sequence[int]) -> Place:  # noqa: ARG001
+def _shaped(w: Writer, target: Any, a: Place, shape: Sequence[int]) -> Place:
     try:
         return a.seen(a.like.view(list(shape)))
     except RuntimeError:  # its memory is in another order
@@ -57,7 +57,7 @@ def _shaped(w: Writer, target: Any, a: Place, shape: Sequence[int]) -> Place:  #
 
 
 @rule(aten.clone.default)
-def _clone(w: Writer, target: Any, a: Place, **_: Any) -> Place:  # noqa: ARG001
+def _clone(w: Writer, target: Any, a: Place, **_: Any) -> Place:
     return a  # nothing here is changed in place but the parameters, buffers and sums at the end
 
 
@@ -66,7 +66,7 @@ def _number(w: Writer, value: Any) -> Place:
 
 
 def _pointwise(name: str) -> Rule:
-    def write(w: Writer, target: Any, *args: Any, **kwargs: Any) -> Place:  # noqa: ARG001
+    def write(w: Writer, target: Any, *args: Any, **kwargs: Any) -> Place:
         if kwargs.get("alpha", 1) != 1:
             raise Unsupported(f"{name} with a factor")
         if any(isinstance(a, Place) and a.whole for a in args):
@@ -82,7 +82,9 @@ def _pointwise(name: str) -> Rule:
 def _integers(w: Writer, name: str, a: Any, b: Any) -> Place:
     """Words of randomness: single integers. Codes compared with one another become 0 or 1."""
     if name == "eq" and isinstance(b, Place):
-        return w.each("eq", w.new(torch.broadcast_shapes(a.shape, b.shape)), _as_real(w, a), _as_real(w, b))
+        return w.each(
+            "eq", w.new(torch.broadcast_shapes(a.shape, b.shape)), _as_real(w, a), _as_real(w, b)
+        )
     codes = {"add": INT_ADD, "mul": INT_MUL, "xor": INT_XOR, "shift": INT_SHIFT, "and": INT_AND}
     sides = [side if isinstance(side, Place) else _word(w, side) for side in (a, b)]
     if name not in codes or any(side.like.numel() != 1 for side in sides):
@@ -110,27 +112,34 @@ for _name, _targets in {
 
 
 @rule(aten.threshold_backward.default)
-def _threshold_backward(w: Writer, target: Any, gradient: Place, a: Place, threshold: float) -> Place:  # noqa: ARG001
+def _threshold_backward(
+    w: Writer, target: Any, gradient: Place, a: Place, threshold: float
+) -> Place:
     if threshold != 0:
         raise Unsupported("a threshold other than 0")
     return w.each("threshold_backward", w.like(a, a.shape), gradient, a)
 
 
 @rule(aten.clamp.default)
-def _clamp(w: Writer, target: Any, a: Place, least: float | None = None, most: float | None = None) -> Place:  # noqa: ARG001
-    low, high = -math.inf if least is None else float(least), math.inf if most is None else float(most)
+def _clamp(
+    w: Writer, target: Any, a: Place, least: float | None = None, most: float | None = None
+) -> Place:
+    low, high = (
+        -math.inf if least is None else float(least),
+        math.inf if most is None else float(most),
+    )
     return w.each("clamp", w.like(a, a.shape), a, w.constant(low), w.constant(high))
 
 
 @rule(aten.pow.Tensor_Scalar)
-def _pow(w: Writer, target: Any, a: Place, exponent: float) -> Place:  # noqa: ARG001
+def _pow(w: Writer, target: Any, a: Place, exponent: float) -> Place:
     if exponent == 2:
         return w.each("square", w.like(a, a.shape), a)
     return w.each("pow", w.like(a, a.shape), a, w.constant(float(exponent)))
 
 
 @rule(aten._to_copy.default)
-def _to_copy(w: Writer, target: Any, a: Place, dtype: torch.dtype | None = None, **_: Any) -> Place:  # noqa: ARG001
+def _to_copy(w: Writer, target: Any, a: Place, dtype: torch.dtype | None = None, **_: Any) -> Place:
     if dtype not in (None, w.dtype, torch.float32):
         raise Unsupported(f"a conversion to {dtype}")
     return _as_real(w, a) if a.whole else a
@@ -147,7 +156,7 @@ def _as_real(w: Writer, a: Place) -> Place:
 
 
 @rule(aten.arange.default)
-def _arange(w: Writer, target: Any, end: int, **_: Any) -> Place:  # noqa: ARG001
+def _arange(w: Writer, target: Any, end: int, **_: Any) -> Place:
     return w.constant(torch.arange(end, dtype=w.dtype))
 
 
@@ -156,37 +165,41 @@ def _product(w: Writer, out: Place, a: Place, b: Place, keep: int, sign: int) ->
     space = w.scratch(w.product_space(m, n))
     if 1 not in out.like.stride() or any(place.whole for place in (out, a, b)):
         raise Unsupported("a product with scattered results")
-    w.emit(PRODUCT, [out, a, b, space], extra=[m, n, k, *a.like.stride(), *b.like.stride(), *out.like.stride(), keep, sign])
+    w.emit(
+        PRODUCT,
+        [out, a, b, space],
+        extra=[m, n, k, *a.like.stride(), *b.like.stride(), *out.like.stride(), keep, sign],
+    )
     return out
 
 
 @rule(aten.mm.default)
-def _mm(w: Writer, target: Any, a: Place, b: Place) -> Place:  # noqa: ARG001
+def _mm(w: Writer, target: Any, a: Place, b: Place) -> Place:
     return _product(w, w.new((a.shape[0], b.shape[1])), a, b, 0, 1)
 
 
 @rule(aten.addmm.default)
-def _addmm(w: Writer, target: Any, bias: Place, a: Place, b: Place) -> Place:  # noqa: ARG001
+def _addmm(w: Writer, target: Any, bias: Place, a: Place, b: Place) -> Place:
     return _product(w, w.each("copy", w.new((a.shape[0], b.shape[1])), bias), a, b, 1, 1)
 
 
 @rule(torch.Tensor.addmm_)
-def _addmm_(w: Writer, target: Any, c: Place, a: Place, b: Place, alpha: int = 1) -> Place:  # noqa: ARG001
+def _addmm_(w: Writer, target: Any, c: Place, a: Place, b: Place, alpha: int = 1) -> Place:
     return _product(w, c, a, b, 1, alpha)
 
 
 @rule(torch.Tensor.add_)
-def _add_(w: Writer, target: Any, c: Place, a: Place) -> Place:  # noqa: ARG001
+def _add_(w: Writer, target: Any, c: Place, a: Place) -> Place:
     return w.each("add", c, c, a)
 
 
 @rule(torch.Tensor.sub_)
-def _sub_(w: Writer, target: Any, c: Place, a: Place) -> Place:  # noqa: ARG001
+def _sub_(w: Writer, target: Any, c: Place, a: Place) -> Place:
     return w.each("sub", c, c, a)
 
 
 @rule(torch.Tensor.copy_)
-def _copy_(w: Writer, target: Any, c: Place, a: Place) -> Place:  # noqa: ARG001
+def _copy_(w: Writer, target: Any, c: Place, a: Place) -> Place:
     return w.each("copy", c, a)
 
 
@@ -199,23 +212,29 @@ def summed(w: Writer, a: Place, dims: Sequence[int], keep: bool) -> Place:
     moves = tuple(0 if d in gone else s for d, s in enumerate(kept.like.stride()))
     shape, (of_input, of_sum) = merged(a.shape, [a.like.stride(), moves])
     w.emit(SUM, [kept, a], shape, [of_sum, of_input])
-    return kept if keep else kept.seen(kept.like.view([n for d, n in enumerate(a.shape) if d not in gone]))
+    return (
+        kept
+        if keep
+        else kept.seen(kept.like.view([n for d, n in enumerate(a.shape) if d not in gone]))
+    )
 
 
 @rule(aten.sum.dim_IntList)
-def _sum(w: Writer, target: Any, a: Place, dims: Sequence[int], keep: bool = False) -> Place:  # noqa: ARG001
+def _sum(w: Writer, target: Any, a: Place, dims: Sequence[int], keep: bool = False) -> Place:
     return summed(w, a, dims or range(a.like.dim()), keep)
 
 
 @rule(aten.sum.default)
-def _sum_all(w: Writer, target: Any, a: Place) -> Place:  # noqa: ARG001
+def _sum_all(w: Writer, target: Any, a: Place) -> Place:
     return summed(w, a, range(a.like.dim()), False)
 
 
 @rule(aten.mean.dim)
-def _mean(w: Writer, target: Any, a: Place, dims: Sequence[int], keep: bool = False) -> Place:  # noqa: ARG001
+def _mean(w: Writer, target: Any, a: Place, dims: Sequence[int], keep: bool = False) -> Place:
     total = summed(w, a, dims, keep)
-    return w.each("mul", w.new(total.shape), total, w.constant(1 / math.prod(a.shape[d] for d in dims)))
+    return w.each(
+        "mul", w.new(total.shape), total, w.constant(1 / math.prod(a.shape[d] for d in dims))
+    )
 
 
 def _filled(w: Writer, shape: Sequence[int], value: float) -> Place:
@@ -225,29 +244,31 @@ def _filled(w: Writer, shape: Sequence[int], value: float) -> Place:
 
 
 @rule(aten.new_zeros.default)
-def _new_zeros(w: Writer, target: Any, a: Place, shape: Sequence[int], **_: Any) -> Place:  # noqa: ARG001
+def _new_zeros(w: Writer, target: Any, a: Place, shape: Sequence[int], **_: Any) -> Place:
     return _filled(w, shape, 0.0)
 
 
 @rule(aten.ones_like.default)
-def _ones_like(w: Writer, target: Any, a: Place, **_: Any) -> Place:  # noqa: ARG001
+def _ones_like(w: Writer, target: Any, a: Place, **_: Any) -> Place:
     return _filled(w, a.shape, 1.0)
 
 
 @rule(aten.zeros_like.default)
-def _zeros_like(w: Writer, target: Any, a: Place, **_: Any) -> Place:  # noqa: ARG001
+def _zeros_like(w: Writer, target: Any, a: Place, **_: Any) -> Place:
     return _filled(w, a.shape, 0.0)
 
 
 @rule(aten.select_backward.default)
-def _select_backward(w: Writer, target: Any, gradient: Place, sizes: Sequence[int], dim: int, index: int) -> Place:  # noqa: ARG001
+def _select_backward(
+    w: Writer, target: Any, gradient: Place, sizes: Sequence[int], dim: int, index: int
+) -> Place:
     out = _filled(w, sizes, 0.0)
     w.each("copy", out.seen(out.like.select(dim, index)), gradient)
     return out
 
 
 @rule(aten.cat.default)
-def _cat(w: Writer, target: Any, pieces: Sequence[Place], dim: int = 0) -> Place:  # noqa: ARG001
+def _cat(w: Writer, target: Any, pieces: Sequence[Place], dim: int = 0) -> Place:
     out = w.new(torch.cat([piece.like for piece in pieces], dim).shape)
     at = 0
     for piece in pieces:
@@ -257,7 +278,7 @@ def _cat(w: Writer, target: Any, pieces: Sequence[Place], dim: int = 0) -> Place
 
 
 @rule(aten.stack.default)
-def _stack(w: Writer, target: Any, pieces: Sequence[Place], dim: int = 0) -> Place:  # noqa: ARG001
+def _stack(w: Writer, target: Any, pieces: Sequence[Place], dim: int = 0) -> Place:
     out = w.new(torch.stack([piece.like for piece in pieces], dim).shape)
     for i, piece in enumerate(pieces):
         w.each("copy", out.seen(out.like.select(dim, i)), piece)

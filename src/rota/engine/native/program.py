@@ -33,7 +33,11 @@ class Unsupported(Exception):
 
 
 class Operand(ctypes.Structure):
-    _fields_ = [("space", ctypes.c_int64), ("offset", ctypes.c_int64), ("stride", ctypes.c_int64 * DIMS)]
+    _fields_ = [
+        ("space", ctypes.c_int64),
+        ("offset", ctypes.c_int64),
+        ("stride", ctypes.c_int64 * DIMS),
+    ]
 
 
 class Instruction(ctypes.Structure):
@@ -104,10 +108,16 @@ class Writer:
     known: dict[Any, Place] = field(default_factory=dict)
     held: list[object] = field(default_factory=list)
 
-    def new(self, shape: Sequence[int], strides: Sequence[int] | None = None, whole: bool = False) -> Place:
+    def new(
+        self, shape: Sequence[int], strides: Sequence[int] | None = None, whole: bool = False
+    ) -> Place:
         """Room for a result."""
         dtype = torch.int64 if whole else self.dtype
-        like = torch.empty_strided(list(shape), list(strides), dtype=dtype, device="meta") if strides is not None else None
+        like = (
+            torch.empty_strided(list(shape), list(strides), dtype=dtype, device="meta")
+            if strides is not None
+            else None
+        )
         like = torch.empty(list(shape), dtype=dtype, device="meta") if like is None else like
         return Place(ARENA, 0, like, Block(max(1, like.numel()) * like.itemsize))
 
@@ -118,7 +128,9 @@ class Writer:
         """A number, or a tensor of numbers or integers, that the instructions read."""
         name = id(values) if isinstance(values, Tensor) else repr(values)
         if name not in self.known:
-            data = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+            data = (
+                values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+            )
             data = (data if data.dtype == torch.int64 else data.to(self.dtype)).contiguous()
             self.constants += bytes(-len(self.constants) % 8)
             self.held.append(values)  # so that no other object gets its id
@@ -127,7 +139,12 @@ class Writer:
         return self.known[name]
 
     def emit(
-        self, code: int, operands: Sequence[Place | None], shape: Sequence[int] = (), strides: Any = None, extra: Sequence[int] = ()
+        self,
+        code: int,
+        operands: Sequence[Place | None],
+        shape: Sequence[int] = (),
+        strides: Any = None,
+        extra: Sequence[int] = (),
     ) -> None:
         instruction = Instruction(code=code, dims=len(shape))
         instruction.shape[: len(shape)] = shape
@@ -149,18 +166,25 @@ class Writer:
 
     def contiguous(self, place: Place) -> Place:
         """The same values with the last axis last in memory."""
-        return place if place.like.is_contiguous() else self.each("copy", self.new(place.shape), place)
+        return (
+            place if place.like.is_contiguous() else self.each("copy", self.new(place.shape), place)
+        )
 
     def channels_last(self, place: Place) -> Place:
         """The same images with their channels last in memory."""
         shape = place.shape
         strides = torch.empty(shape, device="meta").to(memory_format=torch.channels_last).stride()
-        same = all(size == 1 or a == b for size, a, b in zip(shape, place.like.stride(), strides, strict=True))
+        same = all(
+            size == 1 or a == b
+            for size, a, b in zip(shape, place.like.stride(), strides, strict=True)
+        )
         return place if same else self.each("copy", self.new(shape, strides), place)
 
     def like(self, place: Place, shape: Sequence[int]) -> Place:
         """Room for a result of an elementwise operator, laid out as its first input where that fills the whole memory."""
-        if place.shape == torch.Size(shape) and place.like.is_contiguous(memory_format=_dense(place.like)):
+        if place.shape == torch.Size(shape) and place.like.is_contiguous(
+            memory_format=_dense(place.like)
+        ):
             return self.new(shape, place.like.stride())
         return self.new(shape)
 
@@ -195,7 +219,10 @@ class Writer:
         for instruction, operands in self.code:
             for slot, place in zip(instruction.at, operands, strict=False):
                 if place is not None:
-                    slot.space, slot.offset = place.space, place.start + (place.block.own.offset if place.block else 0)
+                    slot.space, slot.offset = (
+                        place.space,
+                        place.start + (place.block.own.offset if place.block else 0),
+                    )
             if len(operands) > OPERANDS:  # the scratch space, where there is no operand left for it
                 scratch = operands[OPERANDS]
                 assert scratch is not None
@@ -206,13 +233,19 @@ class Writer:
         return Program(code, arena, bytes(self.constants))
 
 
-def _work_in_place(now: int, operands: Sequence[Place | None], lives: dict[Block, list[int]]) -> None:
+def _work_in_place(
+    now: int, operands: Sequence[Place | None], lives: dict[Block, list[int]]
+) -> None:
     """Let an elementwise result take the place of an operand that is not used later: the memory is in the cache already."""
     out, *inputs = (place for place in operands if place is not None)
     if out.block is None or lives[out.block.own][0] != now:
         return
     for block in dict.fromkeys(place.block.own for place in inputs if place.block is not None):
-        same = all(_layout(place) == _layout(out) for place in inputs if place.block is not None and place.block.own is block)
+        same = all(
+            _layout(place) == _layout(out)
+            for place in inputs
+            if place.block is not None and place.block.own is block
+        )
         if same and block.size == out.block.size and lives[block][1] == now:
             lives[block][1] = lives[out.block][1]
             out.block.merged = block
@@ -224,16 +257,24 @@ def _layout(place: Place) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 
 def _dense(like: Tensor) -> torch.memory_format:
-    return torch.channels_last if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+    return (
+        torch.channels_last
+        if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+        else torch.contiguous_format
+    )
 
 
-def merged(shape: Sequence[int], strides: list[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:
+def merged(
+    shape: Sequence[int], strides: list[tuple[int, ...]]
+) -> tuple[list[int], list[list[int]]]:
     """The axes in the order of the first tensor's memory, neighbours merged where all tensors allow it."""
     axes = sorted((i for i in range(len(shape)) if shape[i] != 1), key=lambda i: -strides[0][i])
     sizes: list[int] = []
     moves: list[list[int]] = [[] for _ in strides]
     for i in axes:
-        if sizes and all(move[-1] == stride[i] * shape[i] for move, stride in zip(moves, strides, strict=True)):
+        if sizes and all(
+            move[-1] == stride[i] * shape[i] for move, stride in zip(moves, strides, strict=True)
+        ):
             sizes[-1] *= shape[i]
             for move, stride in zip(moves, strides, strict=True):
                 move[-1] = stride[i]

@@ -12,7 +12,15 @@ from torch import fx
 
 from rota.engine.native import layers  # noqa: F401  its rules
 from rota.engine.native.operators import RULES
-from rota.engine.native.program import LAYER_BACKWARD, PARAMS, PRODUCT, Place, Program, Unsupported, Writer
+from rota.engine.native.program import (
+    LAYER_BACKWARD,
+    PARAMS,
+    PRODUCT,
+    Place,
+    Program,
+    Unsupported,
+    Writer,
+)
 
 
 def translate(graph: fx.Graph, inputs: list[Place], writer: Writer) -> Program:
@@ -46,14 +54,36 @@ def _join_updates(w: Writer) -> None:
         if update.code != PRODUCT or places[0] is None or places[0].space != PARAMS:
             continue
         changed, dy_turned, x, _ = places
-        earlier = next((i for i in reversed(range(later)) if any(p is not None and _same(p, changed) for p in w.code[i][1])), None)
+        earlier = next(
+            (
+                i
+                for i in reversed(range(later))
+                if any(p is not None and _same(p, changed) for p in w.code[i][1])
+            ),
+            None,
+        )
         if earlier is None or w.code[earlier][0].code != PRODUCT:
             continue
         back, (dx, dy, read, space) = w.code[earlier][0], w.code[earlier][1]
-        of_back, of_update = list(back.extra), list(update.extra)  # m n k, strides of a, b and c, keep, sign
-        turned = [of_back[2], of_back[0], of_back[4], of_back[3]] == [of_update[0], of_update[2], of_update[3], of_update[4]]
+        of_back, of_update = (
+            list(back.extra),
+            list(update.extra),
+        )  # m n k, strides of a, b and c, keep, sign
+        turned = [of_back[2], of_back[0], of_back[4], of_back[3]] == [
+            of_update[0],
+            of_update[2],
+            of_update[3],
+            of_update[4],
+        ]
         in_rows = of_back[5:7] == of_update[7:9] and of_back[6] == of_back[8] == of_update[6] == 1
-        if _same(read, changed) and _same(dy, dy_turned) and turned and in_rows and of_back[9:11] == [0, 1] and of_update[9:11] == [1, -1]:
+        if (
+            _same(read, changed)
+            and _same(dy, dy_turned)
+            and turned
+            and in_rows
+            and of_back[9:11] == [0, 1]
+            and of_update[9:11] == [1, -1]
+        ):
             back.code, back.extra[9] = LAYER_BACKWARD, of_update[5]
             w.code[earlier] = (back, [dx, dy, read, x, space])
             del w.code[later]
@@ -61,4 +91,8 @@ def _join_updates(w: Writer) -> None:
 
 def _same(one: Place | None, other: Place | None) -> bool:
     """Whether two tensors begin at the same place."""
-    return one is not None and other is not None and (one.space, one.start, one.block) == (other.space, other.start, other.block)
+    return (
+        one is not None
+        and other is not None
+        and (one.space, one.start, one.block) == (other.space, other.start, other.block)
+    )

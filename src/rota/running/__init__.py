@@ -1,0 +1,1 @@
+"""Running an experiment: its checks, its records, its folder and its checkpoints."""

@@ -1,0 +1,280 @@
+"""Everything that can be wrong with an experiment before its first round, each as one sentence that names what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.data.federation import Federation, Part
+from rota.engine import Devices
+from rota.errors import BadInput, at
+from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
+from rota.hints import called, check_fields, shown
+from rota.loop import Experiment
+from rota.plan import Task, cross_entropy, top1
+from rota.running.record import same_score
+from rota.sampling import SAMPLERS, asks
+from rota.sampling.metrics import check as check_metrics
+
+
+def check(experiment: Experiment) -> None:
+    """Raise BadInput for the first mistake found."""
+    check_kinds(experiment)
+    check_types(experiment)
+    by_accuracy = all(task.score is top1 for task in experiment.tasks)
+    check_numbers(
+        "",
+        {key: value for key, value in vars(experiment).items() if key != "target" or by_accuracy},
+    )
+    for names in ([task.name for task in experiment.tasks if task.name], experiment.names):
+        if len(set(names)) < len(names):
+            raise BadInput(
+                f"two tasks share the name '{max(names, key=names.count)}': give each task its own name"
+            )
+    if experiment.target is not None and not same_score(experiment.tasks):
+        raise BadInput(
+            "target is one number for all models, but the tasks have different scores: leave target out, or give them one score"
+        )
+    for task, name in zip(experiment.tasks, experiment.names, strict=True):
+        check_numbers(f"task '{name}': ", vars(task))
+        with at(f"task '{name}'" if len(experiment.tasks) > 1 else ""):
+            check_values(task.data)
+        check_fit(task, name)
+    check_clients(experiment.tasks, experiment.names)
+    check_devices(experiment.devices)
+    check_server(experiment.server)
+    check_policies(experiment)
+    check_metrics(experiment.metrics, experiment.sampler, experiment.shares, experiment.rounds)
+
+
+def check_kinds(experiment: Experiment) -> None:
+    """Whether everything is what it is taken for, as a recipe's parts always are."""
+    tasks = experiment.tasks
+    if not isinstance(tasks, list | tuple) or not all(isinstance(task, Task) for task in tasks):
+        raise BadInput("tasks are a list of rota.Task: give one, such as [rota.Task(model, data)]")
+    if not tasks:
+        raise BadInput("there is no task: give at least one")
+    for what, policy, methods, example in (
+        ("sampler", experiment.sampler, ("init", "draw", "observe"), "rota.sampling.Uniform(10)"),
+        (
+            "estimator",
+            experiment.estimator,
+            ("init", "begin", "add", "finish"),
+            "rota.estimate.FedAvg()",
+        ),
+        ("server", experiment.server, ("step",), "rota.estimate.Sgd()"),
+    ):
+        if isinstance(policy, type) or not all(hasattr(policy, method) for method in methods):
+            raise BadInput(f"{what} is {shown(policy)}: give an object such as {example}")
+    if not isinstance(experiment.target, float | int | None):
+        raise BadInput(f"target is {experiment.target!r}: it must be one number, for all models")
+
+
+def check_types(experiment: Experiment) -> None:
+    """Whether every number, text and function is one, as a recipe's always are."""
+    check_fields("", experiment)
+    for part in ("sampler", "estimator", "server", "devices", "availability"):
+        check_fields(f"{part}.", getattr(experiment, part))
+    tasks = experiment.tasks
+    named = all(
+        isinstance(task.data, Federation) for task in tasks
+    )  # for it is the data that name a task without a name
+    for task, name in zip(tasks, experiment.names if named else range(len(tasks)), strict=True):
+        check_fields(f"task '{name}': ", task)
+        check_fields(f"task '{name}': data.", task.data)
+
+
+def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
+    """The plain numbers of an experiment, task or server, or of their tables in a recipe; `prefix` goes before their names."""
+    for key in ("rounds", "evaluate", "batch", "epochs", "steps"):
+        if isinstance(value := values.get(key), Integral) and int(value) < 1:
+            raise BadInput(f"{prefix}{key} is {value}: it must be at least 1")
+    for key in ("lr", "lr_decay", "clip"):
+        if (value := values.get(key)) is not None and not value > 0:
+            raise BadInput(f"{prefix}{key} is {value}: it must be above 0")
+    for key in ("prox", "weight_decay", "eps"):
+        if (value := values.get(key)) is not None and not value >= 0:
+            raise BadInput(f"{prefix}{key} is {value}: it must be at least 0")
+    for key in ("momentum", "beta1", "beta2"):
+        if (value := values.get(key)) is not None and not 0 <= value < 1:
+            raise BadInput(f"{prefix}{key} is {value}: it must be at least 0 and below 1")
+    if values.get("nesterov") and not values.get("momentum"):
+        raise BadInput(
+            f"{prefix}nesterov is true, but momentum is 0: set momentum, for example to 0.9"
+        )
+    target = values.get("target")
+    if target is not None and not 0 < target <= 1:
+        raise BadInput(
+            f"{prefix}target is {target:g}: it must be an accuracy above 0 and up to 1 (97 % is 0.97)"
+        )
+
+
+def check_clients(tasks: list[Task], names: list[str]) -> None:
+    """All tasks have the same clients. With one task each client has data; with several a client may have none for some of them, or all."""
+    counts = [task.data.clients for task in tasks]
+    if len(set(counts)) > 1:
+        first, *others = zip(names, counts, strict=True)
+        have = ", ".join(
+            [
+                f"'{first[0]}' has {first[1]} clients",
+                *(f"'{name}' {count}" for name, count in others),
+            ]
+        )
+        raise BadInput(
+            f"task {have}: all tasks of a run must have the same clients, so set partition.clients alike"
+        )
+    empty = np.flatnonzero(tasks[0].data.train.sizes == 0)
+    if len(tasks) == 1 and len(empty):
+        some = f"client {empty[0]} has no training examples ({len(empty)} of {counts[0]} clients have none)"
+        raise BadInput(f"{some}: leave such clients out, or lower partition.missing")
+
+
+def check_values(data: Federation) -> None:
+    """No NaN or infinity; labels inside the classes."""
+    for part, kind in ((data.train, "train"), (data.test, "test")):
+        if not len(part.y):
+            raise BadInput(f"data '{data.name}' has no {kind} examples")
+        for values, what in ((part.x, "x"), (part.y, "y")):
+            if values.is_floating_point():
+                bad = (
+                    ~torch.isfinite(values).flatten(1).all(dim=1)
+                    if values.dim() > 1
+                    else ~torch.isfinite(values)
+                )
+                _refuse(bad, data, part, f"{kind} {what} is NaN or infinite")
+        if not part.y.is_floating_point():
+            _refuse(
+                (part.y < 0) | (part.y >= data.classes),
+                data,
+                part,
+                f"{kind} label outside 0..{data.classes - 1}",
+            )
+
+
+def _refuse(bad: Tensor, data: Federation, part: Part, problem: str) -> None:
+    """Name the first bad row and whose it is."""
+    if not bool(bad.any()):
+        return
+    row = int(torch.nonzero(bad.flatten())[0])
+    client = part.owner(row)
+    where = (
+        f"row {row}"
+        if part.clients == 1
+        else f"client {client}, row {row - int(part.offsets[client])}"
+    )
+    count = int(bad.sum())
+    more = f" and in {count - 1} more rows" if count > 1 else ""
+    raise BadInput(
+        f"data '{data.name}': {problem} at {where}{more}: mend or remove {'them' if more else 'it'}"
+    )
+
+
+def check_fit(task: Task, name: str) -> None:
+    """The model takes the data, and has an output for every class; loss and score take its outputs."""
+    if task.score is top1 and task.data.train.y.is_floating_point():
+        own = "a function that gives one number an example, such as lambda outputs, targets: -(outputs - targets) ** 2"
+        why = "the targets are real numbers, of which accuracy says nothing"
+        raise BadInput(
+            f"task '{name}': {why}: give score {own}, or give class labels as whole numbers"
+        )
+    x, y = task.data.train.x[:2], task.data.train.y[:2]
+    try:
+        module = task.build()
+        with torch.no_grad():
+            outputs = module.eval()(x)
+    except BadInput as mistake:
+        raise BadInput(f"task '{name}': {mistake}") from mistake
+    except Exception as error:  # a model of the user's own may raise anything
+        raise BadInput(
+            f"task '{name}': the model does not fit examples of shape {task.data.shape}: {_first_line(error)}"
+        ) from error
+    if not isinstance(outputs, Tensor):
+        raise BadInput(
+            f"task '{name}': the model gives a {type(outputs).__name__}: it must give one tensor"
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise BadInput(f"task '{name}': the model has no parameters to train")
+    if task.data.classes and outputs.shape[-1] < task.data.classes:
+        raise BadInput(
+            f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have {task.data.classes} classes"
+        )
+    if (
+        task.loss is cross_entropy
+        and y.is_floating_point()
+        and (y.shape != outputs.shape or outputs.shape[-1] == 1)
+    ):
+        own = "a function that gives one number an example, such as lambda outputs, targets: (outputs - targets) ** 2"
+        raise BadInput(
+            f"task '{name}': the targets are real numbers, and the default loss is for classes: give loss {own}"
+        )
+    _check_measure(f"task '{name}': the loss", task.loss, outputs, y)
+    if task.score is not top1:
+        _check_measure(f"task '{name}': the score", task.score, outputs, y)
+
+
+def _check_measure(
+    what: str, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
+) -> None:
+    """A loss or score of the user's own takes what it will be given, and gives one number an example."""
+    try:
+        values = measure(outputs, targets)
+    except Exception as error:
+        raise BadInput(f"{what} does not take the model's outputs: {_first_line(error)}") from error
+    gives = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
+    if gives != (len(targets),):
+        raise BadInput(
+            f"{what} must give one number an example, shape ({len(targets)},), and gives {gives}"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def check_devices(devices: Devices) -> None:
+    """Speeds that a clock can run on."""
+    for key, value in (("gflops", devices.gflops), ("mbps", devices.mbps)):
+        if not value > 0:
+            raise BadInput(f"devices.{key} is {value}: it must be above 0")
+    if not devices.spread >= 0:
+        raise BadInput(f"devices.spread is {devices.spread}: it must be at least 0")
+
+
+def check_policies(experiment: Experiment) -> None:
+    """A sampler and an estimator that go together."""
+    sampler, estimator = experiment.sampler, experiment.estimator
+    mine, other = f"'{called(estimator, ESTIMATORS)}'", f"'{called(sampler, SAMPLERS)}'"
+    asked = asks(sampler, experiment.shares, experiment.rounds)
+    if getattr(estimator, "fits", False) and asked != "norm":
+        raise BadInput(
+            f"the estimator {mine} needs the norms of all clients: take a sampler that asks for them, such as mmfl-gvr"
+        )
+    if asked == "expected" and not isinstance(estimator, Expecting):
+        raise BadInput(
+            f"the sampler {other} draws by what an estimator expects, which {mine} cannot say: take stale-vre"
+        )
+    if isinstance(estimator, Correcting) and any(
+        task.optimizer != "sgd" or task.momentum for task in experiment.tasks
+    ):
+        raise BadInput(
+            f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator"
+        )
+    if experiment.metrics and isinstance(estimator, Correcting | Recalling):
+        raise BadInput(
+            f"metrics measure the updates themselves, but the estimator {mine} weighs something else: leave metrics out"
+        )
+
+
+def check_server(server: Server) -> None:
+    """The numbers of one of rota's optimisers; of another, its own word on them: one step on nothing."""
+    if isinstance(server, tuple(SERVERS.values())):
+        check_numbers("server.", vars(server))
+    try:
+        server.step(torch.zeros(1), torch.zeros(1), {})
+    except ValueError as error:
+        raise BadInput(f"server: {_first_line(error)}") from error

@@ -1,0 +1,274 @@
+"""One run's folder on disk: what is in it, and how it is written so that a crash loses nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import tomli_w
+import torch
+from safetensors.torch import save_file
+
+from rota import weights
+from rota.data.federation import Federation
+from rota.errors import BadInput
+from rota.hints import MOST
+from rota.loop import Experiment, State
+from rota.running import checkpoint
+from rota.running.checkpoint import sync
+from rota.running.record import Record, finite
+
+LISTED_CLIENTS = 2000
+"""Up to this many clients data.json lists each one; beyond, an evenly spread selection of that many, by size."""
+
+DIGESTED = 2**26
+"""Up to so many bytes of inputs, and of targets, are looked at to tell other data apart."""
+
+
+class Folder:
+    """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to one; both keep others out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    @contextmanager
+    def create(cls, path: Path, config: dict[str, Any]) -> Iterator[Folder]:
+        """A new run's folder; it must be empty or not there yet."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        with locked(path):
+            refuse_used(path)
+            try:
+                write(path / "config.toml", tomli_w.dumps(config))
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+            yield cls(path)
+
+    @classmethod
+    @contextmanager
+    def reopen(cls, path: Path, config: dict[str, Any]) -> Iterator[Folder]:
+        """An earlier run's folder, to go on with: it must have been made with the same configuration."""
+        if not (path / "config.toml").exists():
+            raise BadInput(
+                f"there is no run to resume in {path}: leave --resume out to start one there"
+            )
+        try:
+            made_with = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadInput(
+                f"{path / 'config.toml'} cannot be read ({error}): mend it, or choose another --out"
+            ) from error
+        differs = differences(made_with, tomllib.loads(tomli_w.dumps(config)))
+        if differs:
+            same = path / "config.toml"
+            raise BadInput(
+                f"the run in {path} was made with another configuration ({differs}): resume it with that of {same}"
+            )
+        with locked(path):
+            yield cls(path)
+
+    def read_state(self, like: State) -> tuple[State, float]:
+        """The last good checkpoint (or the beginning); rounds.jsonl is cut back to it."""
+        state, wall = checkpoint.load(self.path / "checkpoint", like) or (like, 0.0)
+        lines = self._lines()
+        if len(lines) < state.round:
+            raise BadInput(
+                f"{self.path / 'rounds.jsonl'} has {len(lines)} lines, but the checkpoint is of round {state.round}: "
+                "put the missing lines back, or start again with another --out"
+            )
+        if (self.path / "rounds.jsonl").exists():
+            os.truncate(
+                self.path / "rounds.jsonl", sum(len(line) + 1 for line in lines[: state.round])
+            )
+        return state, wall
+
+    def records(self) -> list[Record]:
+        """The rounds written so far."""
+        out: list[Record] = []
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                out.append(json.loads(line))
+            except ValueError as error:
+                raise BadInput(
+                    f"line {number} of {self.path / 'rounds.jsonl'} is damaged ({error}): mend it, or start again with another --out"
+                ) from error
+        return out
+
+    def _lines(self) -> list[bytes]:
+        """The whole lines of rounds.jsonl: a crash may have left half of a last one."""
+        path = self.path / "rounds.jsonl"
+        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+    def append(self, record: Record) -> None:
+        """Add a round's line, past all buffers: what an interrupted write left in one would come out later, among other lines."""
+        line = json.dumps(finite(record)).encode() + b"\n"
+        with (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
+            while line:
+                line = line[file.write(line) :]
+
+    def save(self, state: State, wall_seconds: float) -> None:
+        """Write a checkpoint. The lines up to it reach the disk first, so that a checkpoint never runs ahead of them."""
+        if (self.path / "rounds.jsonl").exists():
+            sync(self.path / "rounds.jsonl")
+        checkpoint.save(self.path / "checkpoint", state, wall_seconds)
+        sync(self.path)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write(self.path / "summary.json", json.dumps(finite(summary), indent=2) + "\n")
+
+    def write_data(self, experiment: Experiment) -> None:
+        """data.json: who holds how much of what, for the report. A run that is gone on with must have the data it began with."""
+        path, found = (
+            self.path / "data.json",
+            {name: describe(experiment, s) for s, name in enumerate(experiment.names)},
+        )
+        try:
+            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
+        except ValueError as error:
+            raise BadInput(
+                f"{path} is damaged ({error}): mend it, or start again with another --out"
+            ) from error
+        for name in found:
+            if before.get(name) != found[name]:
+                raise BadInput(
+                    f"the data of '{name}' are not those that the run in {self.path} began with: give it the same, or another --out"
+                )
+        write(path, json.dumps(found) + "\n")
+
+    def write_models(self, experiment: Experiment, state: State) -> None:
+        """models/NAME.safetensors: the models by their modules' own tensor names."""
+        (self.path / "models").mkdir(exist_ok=True)
+        for name, task, model in zip(experiment.names, experiment.tasks, state.models, strict=True):
+            path = self.path / "models" / f"{quote(name, safe=' ')}.safetensors"
+            with replacing(path) as aside:
+                save_file(
+                    {
+                        key: value.cpu().clone()
+                        for key, value in weights.named(task.build(), model).items()
+                    },
+                    aside,
+                )
+
+
+def refuse_used(path: Path) -> None:
+    """A new run may only go into a folder that is empty or not there yet."""
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"the output folder {path} is a file: choose another --out")
+    # config.toml.part alone is a run that was killed before it began
+    if path.is_dir() and {inside.name for inside in path.iterdir()} - {"config.toml.part"}:
+        resume = "add --resume to go on with it, or " if (path / "config.toml").exists() else ""
+        raise BadInput(f"the output folder {path} is already in use: {resume}choose another --out")
+
+
+def _cannot_write(path: Path, error: OSError) -> BadInput:
+    return BadInput(
+        f"cannot write to the output folder {path} ({error.strerror}): choose another --out"
+    )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, until the end of the block or of this process, however it ends."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(
+                f"another process is running in {path}: wait until it ends, or choose another --out"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Replace a file at once: write to what this yields, and a reader or a crash sees the old file or the new one."""
+    aside = path.with_name(path.name + ".part")
+    yield aside
+    sync(aside)
+    os.replace(aside, path)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file's text at once."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Which keys of two configurations differ, in words; empty where none does."""
+    before, after = flat(old), flat(new)
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    words = [
+        f"{key} was {_word(before.get(key))} and is now {_word(after.get(key))}" for key in keys
+    ]
+    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration with dotted keys, as --set takes them: sampler.name, task.lr; of several tasks task.0.lr, task.1.lr."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value):
+                out |= flat(item, f"{prefix}{key}.{f'{number}.' if len(value) > 1 else ''}")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def _word(value: Any) -> str:
+    """A value in a sentence: numbers for each of many clients are cut short."""
+    text = "not set" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= MOST else f"{text[:MOST]}..."
+
+
+def describe(experiment: Experiment, task: int) -> dict[str, Any]:
+    """One task's clients: sizes, and label counts where the targets are classes."""
+    data = experiment.tasks[task].data
+    sizes = data.train.sizes
+    shown = np.arange(data.clients)
+    if data.clients > LISTED_CLIENTS:
+        by_size = np.argsort(sizes, kind="stable")
+        shown = np.sort(by_size[np.linspace(0, data.clients - 1, LISTED_CLIENTS).astype(int)])
+    out: dict[str, Any] = {
+        "data": data.name,
+        "clients": data.clients,
+        "examples": int(sizes.sum()),
+        "test_examples": len(data.test.y),
+        "digest": digest(data),
+        "shown": shown.tolist(),
+        "sizes": sizes[shown].tolist(),
+    }
+    if data.classes and data.clients * data.classes <= 50_000_000:
+        out["labels"] = data.train.label_counts(data.classes)[shown].tolist()
+    return out
+
+
+def digest(data: Federation) -> str:
+    """Tells data apart: of who has which examples, all targets, and the inputs, or an even selection of them where they are many."""
+    out = hashlib.blake2b(digest_size=16)
+    for part in (data.train, data.test):
+        out.update(part.offsets.tobytes())
+        for values in (part.y, part.x):
+            step = max(1, -(-values.nbytes // DIGESTED))
+            out.update(values[::step].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()

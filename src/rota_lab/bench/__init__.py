@@ -1,0 +1,349 @@
+"""Speed against peers on the same work, in one run: `rota bench WORK`.
+
+Every system trains the same clients in the same rounds, from the same weights, on the same arrays, each in its own process. They run
+one after the other, twice (A B C A B C), because machines are noisy; a system's time is the median over the measured rounds of
+both passes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import rota
+from rota.engine import where
+from rota.engine.local import cores
+from rota.errors import BadInput, did_you_mean
+from rota_lab.bench import growth
+from rota_lab.bench.environment import Skip
+from rota_lab.bench.floors import Floors, Rates, lowest, probe
+from rota_lab.bench.systems import OWN, PEERS, System, Way, find, run, ways
+from rota_lab.bench.works import WORKS, Size, Work, prepare
+
+__all__ = [
+    "GROWTH",
+    "PEERS",
+    "WORKS",
+    "Result",
+    "bench",
+    "chosen",
+    "names",
+    "short",
+    "table",
+    "write",
+]
+
+PASSES = 2
+MARGIN = (
+    1.5  # a way that took longer than this many times the fastest one's time is not tried again
+)
+GROWTH = "Seconds a round for 100 to 1,000,000 clients, cohorts of 1 to 1,000, 20 models, and 1,000 CNNs (rota alone)"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A bench's rows, and what they were measured on."""
+
+    work: str
+    rows: list[Row]
+    size: Size | None = None
+    rates: Rates | None = None
+    floors: Floors | None = None
+    finished: bool = True
+
+
+@dataclass
+class Tally:
+    """What a system's runs gave, by way: the measured rounds' seconds, and the models' scores after them."""
+
+    seconds: dict[Way, list[float]] = field(default_factory=dict)
+    accuracy: dict[Way, list[float]] = field(default_factory=dict)
+    loss: dict[Way, list[float]] = field(default_factory=dict)
+    version: str = ""
+    skipped: str = ""
+
+    @property
+    def medians(self) -> dict[Way, float]:
+        return {way: float(np.median(seconds)) for way, seconds in self.seconds.items()}
+
+    @property
+    def best(self) -> Way:
+        return min(self.medians, key=self.medians.__getitem__)
+
+    def contenders(self) -> list[Way]:
+        """The ways that may yet turn out to be the fastest."""
+        return [
+            way
+            for way, seconds in self.medians.items()
+            if seconds <= MARGIN * self.medians[self.best]
+        ]
+
+
+def names() -> dict[str, str]:
+    """The works, and a sentence on each."""
+    return {**{work.name: work.summary for work in WORKS.values()}, "growth": GROWTH}
+
+
+def chosen(words: str) -> list[System]:
+    """The peers that a comma-separated list, "all" or "none" names."""
+    if words in ("all", "none"):
+        return list(PEERS.values()) if words == "all" else []
+    for word in words.split(","):
+        if word not in PEERS:
+            raise BadInput(f"unknown peer '{word}': {did_you_mean(word, ['all', 'none', *PEERS])}")
+    return [PEERS[word] for word in words.split(",")]
+
+
+def bench(
+    name: str,
+    *,
+    device: str = "auto",
+    peers: list[System],
+    rounds: int | None = None,
+    quick: bool = False,
+    out: Path | None = None,
+    say: Callable[[str], None],
+) -> Result:
+    """Measure one work. `rounds` are the measured rounds of one pass; what is known is written to `out` after every system's run.
+
+    `quick` leaves out the second pass and rota's own reference engine, which takes most of the time where many clients train on a GPU.
+    """
+    if name not in names():
+        raise BadInput(f"unknown work '{name}': {did_you_mean(name, names())}")
+    if rounds is not None and rounds < 1:
+        raise BadInput(f"--rounds is {rounds}: it must be at least 1")
+    device = where(device)
+    if name == "growth":
+        result = Result(name, growth.measure(device, rounds or 20, say))
+    else:
+        result = _compare(
+            WORKS[name],
+            device,
+            [*(OWN[1:] if quick else OWN), *peers],
+            rounds,
+            1 if quick else PASSES,
+            out,
+            say,
+        )
+    if out:
+        write(result, out)
+    return result
+
+
+def _compare(
+    work: Work,
+    device: str,
+    systems: list[System],
+    rounds: int | None,
+    passes: int,
+    out: Path | None,
+    say: Callable[[str], None],
+) -> Result:
+    tallies = {system.name: _ready(system, device) for system in systems}
+    with tempfile.TemporaryDirectory(prefix="rota-bench-") as place:
+        folder = Path(place)
+        say(f"{work.name}: preparing")
+        size = prepare(work, folder, rounds or work.rounds[device == "cuda"], device)
+        for turn in range(passes):
+            for system in systems:
+                tally = tallies[system.name]
+                if tally.skipped:
+                    continue
+                for way in ways(system, device, work.model) if turn == 0 else tally.contenders():
+                    say(f"{work.name}: {system.name}, {way.how} ({turn + 1}/{passes})")
+                    _add(tally, system, way, folder, device)
+                    if out:  # the machine is probed at the end, when no system needs its memory
+                        write(
+                            Result(
+                                work.name,
+                                _rows(work, size, None, device, tallies),
+                                size,
+                                finished=False,
+                            ),
+                            out,
+                        )
+    say(f"{work.name}: probing the machine")
+    rates = probe(device)
+    least = lowest(size, rates)
+    return Result(work.name, _rows(work, size, least, device, tallies), size, rates, least)
+
+
+def _ready(system: System, device: str) -> Tally:
+    """See to it that a system can run, before any clock does."""
+    try:
+        find(system, device)
+    except Skip as reason:
+        return Tally(skipped=str(reason))
+    return Tally()
+
+
+def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> None:
+    """One run more. A system that has another way that works is not skipped for one that does not."""
+    try:
+        found = run(system, way, folder, device)
+    except Skip as reason:
+        if not tally.seconds:
+            tally.skipped = str(reason)
+        return
+    tally.skipped = ""
+    tally.seconds.setdefault(way, []).extend(found["seconds"])
+    tally.accuracy.setdefault(way, []).append(found["accuracy"])
+    tally.loss.setdefault(way, []).append(found["loss"])
+    tally.version = found["version"]
+
+
+def _rows(
+    work: Work, size: Size, least: Floors | None, device: str, tallies: dict[str, Tally]
+) -> list[Row]:
+    """A row for every system that has run or cannot."""
+    rows = [
+        _row(work, size, least, device, name, tally)
+        for name, tally in tallies.items()
+        if tally.seconds or tally.skipped
+    ]
+    ours = next((row["seconds_per_round"] for row in rows if row["system"] == "rota-batched"), None)
+    for row in rows:
+        row["ratio"] = (
+            row["seconds_per_round"] / ours if ours and row["seconds_per_round"] else None
+        )
+    return rows
+
+
+def _row(work: Work, size: Size, least: Floors | None, device: str, name: str, tally: Tally) -> Row:
+    row: Row = {
+        "work": work.name,
+        "system": name,
+        "device": device,
+        "seconds_per_round": None,
+        "accuracy": None,
+    }
+    row |= {"data": size.data, "client_steps_per_round": float(np.median(size.steps))}
+    if tally.skipped:
+        return {**row, "skipped": tally.skipped}
+    seconds = np.array(tally.seconds[tally.best])
+    steps = np.resize(size.steps, len(seconds))  # the passes have the same cohorts
+    row["seconds_per_round"] = float(np.median(seconds))
+    row["accuracy"] = _mean(tally.accuracy[tally.best])
+    return {
+        **row,
+        "loss": _mean(tally.loss[tally.best]),
+        "microseconds_per_client_step": float(np.median(seconds / steps)) * 1e6,
+        "floor_seconds": least.seconds if least else None,
+        "share_of_floor": least.seconds / row["seconds_per_round"] if least else None,
+        "rounds": len(seconds),
+        "how": tally.best.how,
+        "ways": {
+            way.how: {
+                "seconds_per_round": median,
+                "accuracy": _mean(tally.accuracy[way]),
+                "loss": _mean(tally.loss[way]),
+            }
+            for way, median in tally.medians.items()
+        },
+        "version": tally.version,
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    """None where a model diverged: JSON has no NaN."""
+    mean = float(np.mean(values))
+    return mean if np.isfinite(mean) else None
+
+
+def short(value: float) -> str:
+    """Four digits, or all before the point."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def table(result: Result) -> list[str]:
+    """The result for people: a line a system, and the floors under them."""
+    if result.size is None or result.rates is None or result.floors is None:
+        return _growth_table(result)
+    size, rates, least = result.size, result.rates, result.floors
+    lines = [
+        f"{'system':16}{'ms/round':>10}{'ratio':>8}{'us/step':>9}{'floor':>7}{'accuracy':>10}  how"
+    ]
+    for row in result.rows:
+        if "skipped" in row:
+            lines.append(f"{row['system']:16}skipped: {row['skipped']}")
+            continue
+        ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
+        lines.append(
+            f"{row['system']:16}{short(row['seconds_per_round'] * 1e3):>10}{ratio:>8}"
+            f"{short(row['microseconds_per_client_step']):>9}{row['share_of_floor']:7.1%}{row['accuracy']:10.2%}  {row['how']}"
+        )
+    lines += [
+        "",
+        f"data: {size.data}, {size.clients:,} clients; a round: {np.median(size.steps):,.0f} client steps, {size.params:,} parameters",
+        f"arithmetic floor {least.arithmetic * 1e3:.4g} ms: {np.median(size.flops) / 1e9:.4g} GFLOP"
+        f" at {rates.flops / 1e9:.4g} GFLOP/s of {rates.precision} matrix products",
+        f"memory floor {least.memory * 1e3:.4g} ms: weights read and written once a step, at {rates.bytes / 1e9:.4g} GB/s of copies",
+        "ratio: times rota-batched's seconds; floor: share of the higher floor that is reached"
+        " (over 100 % where convolutions need fewer products than their definition)",
+    ]
+    return lines
+
+
+def _growth_table(result: Result) -> list[str]:
+    lines = [
+        f"{'model':10}{'models':>7}{'clients':>10}{'cohort':>8}{'ms/round':>10}{'server ms':>11}{'share':>8}  sampler"
+    ]
+    for row in result.rows:
+        lines.append(
+            f"{row['model']:10}{row['models']:7}{row['clients']:10,}{row['cohort']:8,}{short(row['seconds_per_round'] * 1e3):>10}"
+            f"{row['server_seconds_per_round'] * 1e3:11.4g}{row['server_share']:8.1%}  {row['sampler']}"
+        )
+    return [*lines, "", "server: deciding who trains what, and observing what came back"]
+
+
+def write(result: Result, path: Path) -> None:
+    """The result with the machine, the date and the versions, as JSON: a whole file at any time."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    page = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "machine": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "processor": processor(),
+            "cores": cores(),
+            "gpu": gpu,
+        },
+        "versions": {
+            "rota": rota.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "work": result.work,
+        "rates": asdict(result.rates) if result.rates else None,
+        "floors": asdict(result.floors) if result.floors else None,
+        "finished": result.finished,
+        "results": result.rows,
+    }
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(page, indent=1) + "\n")
+    draft.replace(path)
+
+
+def processor() -> str:
+    """The processor's name, as far as it says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        os.uname().machine,
+    )

@@ -1,0 +1,100 @@
+"""What the machine could do at best: its rates, measured by a short probe, and the least time that a round's work takes at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rota.data.federation import Array
+from rota.engine.local import cores
+from rota_lab.bench.works import Size
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOP/s of large matrix products, and bytes/s (read and written) of large copies, of the whole device."""
+
+    flops: float
+    bytes: float
+    precision: str
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The least seconds a round, if only the products or only the weights' traffic took time."""
+
+    arithmetic: float
+    memory: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.arithmetic, self.memory)
+
+
+def probe(device: str) -> Rates:
+    """Measure the device: the best of several tries, because a floor is what can be reached."""
+    if device == "cuda":
+        return _probe_gpu()
+    side, copied = 1024, 1 << 26
+    with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        a, b = torch.rand(2, side, side)
+        flops = _best(threads, lambda: torch.mm(a, b))
+        sources = [torch.ones(copied // 4) for _ in range(2 * cores())]
+        pairs = list(zip(sources[::2], sources[1::2], strict=True))
+        bandwidth = _best(threads, *[lambda to=to, of=of: to.copy_(of) for to, of in pairs])
+    return Rates(2.0 * side**3 * cores() / flops, 2.0 * copied * cores() / bandwidth, "float32")
+
+
+def _best(threads: ThreadPoolExecutor, *jobs: Callable[[], object]) -> float:
+    """The least seconds in which every core does a job (its own, or all the same one)."""
+    jobs = jobs * (cores() if len(jobs) == 1 else 1)
+    tries = []
+    for _ in range(7):
+        began = time.perf_counter()
+        for future in [threads.submit(job) for job in jobs]:
+            future.result()
+        tries.append(time.perf_counter() - began)
+    return min(tries)
+
+
+def _probe_gpu() -> Rates:
+    """In TF32, which is what the fastest systems compute single precision in."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        a, b = torch.rand(2, 8192, 8192, device="cuda")
+        flops = _best_gpu(lambda: torch.mm(a, b))
+        source, target = torch.ones(2, 1 << 28, device="cuda")
+        bandwidth = _best_gpu(lambda: target.copy_(source))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return Rates(2.0 * 8192**3 / flops, 2.0 * source.nbytes / bandwidth, "TF32")
+
+
+def _best_gpu(job: Callable[[], object]) -> float:
+    tries: list[float] = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        job()
+        end.record()
+        torch.cuda.synchronize()
+        tries.append(begin.elapsed_time(end) / 1e3)
+    return min(tries)
+
+
+def traffic(size: Size) -> Array:
+    """The least bytes a round: every local step reads and writes the weights once, and reads its examples once."""
+    return np.asarray(size.steps * size.params * 4 * 2 + size.examples * size.example_bytes)
+
+
+def lowest(size: Size, rates: Rates) -> Floors:
+    """The floors of a work on a machine with these rates."""
+    return Floors(
+        float(np.median(size.flops)) / rates.flops, float(np.median(traffic(size))) / rates.bytes
+    )

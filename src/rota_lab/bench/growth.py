@@ -1,0 +1,175 @@
+"""How a round's cost grows with the clients, the cohort and the models; of the server's part, deciding and observing, above all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rota import data, loop, models
+from rota.data.federation import Array, Federation, Part
+from rota.engine import make
+from rota.estimate import FedAvg, StaleVre
+from rota.loop import Experiment
+from rota.plan import Plan, Question, Seen, State, Task
+from rota.sampling import SAMPLERS, Asking, Sampler
+from rota_lab.bench.works import images
+
+CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
+COHORTS = (1, 10, 100, 1_000)
+COHORT, AMONG = (
+    10,
+    10_000,
+)  # the cohort while the clients grow, and the clients while the cohort grows
+LEARNS = "kvib"  # a sampler that learns has the most to do
+OTHERS = (
+    "uniform",
+    "proportional",
+    "vrb",
+    "mabs",
+    "avare",
+    "osmd",
+    "osmd-adaptive",
+    "osmd-independent",
+    "clustered-size",
+)
+"""Unbiased ones that ask nobody before they draw: of the most clients, with the largest cohort."""
+FLEET = (100_000, 1_000)  # clients and cohort of McMahan's CNN
+TASKS, PEOPLE = 20, 10_000  # models at once, and their clients, with the largest cohort
+ASSIGN = (
+    "mmfl-random",
+    "mmfl-gvr",
+    "mmfl-lvr",
+    "mmfl-vre",
+    "mmfl-kvib",
+    "round-robin",
+    "round-robin-server",
+    "fedfair",
+)
+"""Those that say which client trains which model."""
+EXAMPLES = 5  # of each client
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A sampler, and how long each of its steps took."""
+
+    inner: Sampler
+    seconds: list[float] = field(default_factory=list)
+
+    def init(self, shares: Array, rounds: int) -> State:
+        return self.inner.init(shares, rounds)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        with _clock(self.seconds):
+            return self.inner.draw(state, shares, generator)
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
+        with _clock(self.seconds):
+            return self.inner.observe(state, shares, plan, seen)
+
+
+class TimedAsking(Timed):
+    """The same of a sampler that asks before it draws; what clients do to answer is not its own."""
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
+        assert isinstance(self.inner, Asking)
+        with _clock(self.seconds):
+            return self.inner.ask(state, shares, generator)
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        assert isinstance(self.inner, Asking)
+        with _clock(self.seconds):
+            return self.inner.hear(state, plan, seen)
+
+
+@contextmanager
+def _clock(seconds: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - began)
+
+
+def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Logistic regression: a row for every number of clients, sampler and cohort; many models; and a large round of a large network."""
+    rows = []
+    settings = [(n, COHORT, LEARNS) for n in CLIENTS] + [
+        (CLIENTS[-1], COHORTS[-1], sampler) for sampler in (LEARNS, *OTHERS)
+    ]
+    settings += [(AMONG, cohort, LEARNS) for cohort in COHORTS]
+    held: Federation | None = None
+    for clients, cohort, sampler in settings:
+        if held is None or held.clients != clients:
+            say(f"growth: making {clients:,} clients")
+            held = data.synthetic(clients=clients, examples=EXAMPLES)
+        say(f"growth: {clients:,} clients, {cohort:,} a round, {sampler}")
+        rows.append(_measure("logistic", held, cohort, sampler, device, rounds))
+    held = data.synthetic(clients=PEOPLE, examples=EXAMPLES)
+    for sampler in ASSIGN:
+        say(f"growth: {PEOPLE:,} clients, {COHORTS[-1]:,} a round, {TASKS} models, {sampler}")
+        rows.append(_measure("logistic", held, COHORTS[-1], sampler, device, rounds, TASKS))
+    clients, cohort = FLEET
+    say(f"growth: {clients:,} clients, {cohort:,} CNNs a round")
+    return [*rows, _measure("cnn", _digits(clients), cohort, LEARNS, device, rounds)]
+
+
+def _digits(clients: int) -> Federation:
+    """Made-up images for so many clients."""
+    total, tests = clients * EXAMPLES, 1000
+    made = images(total + tests, (1, 28, 28), strength=3.5)
+    x, y = made.x, made.y
+    parts = (
+        Part(x[:total], y[:total], np.arange(clients + 1) * EXAMPLES),
+        Part(x[total:], y[total:], np.array([0, tests])),
+    )
+    return Federation("made-up mnist", *parts, 10)
+
+
+def _measure(
+    model: str,
+    federation: Federation,
+    cohort: int,
+    sampler: str,
+    device: str,
+    rounds: int,
+    number: int = 1,
+) -> dict[str, Any]:
+    tasks = [
+        Task(models.MODELS[model], federation, lr=0.05, batch=EXAMPLES, name=f"{model}-{s + 1}")
+        for s in range(number)
+    ]
+    options: dict[str, Any] = {"budget": cohort}
+    inner = SAMPLERS[sampler](**options)
+    timed = (TimedAsking if isinstance(inner, Asking) else Timed)(inner)
+    estimator = StaleVre() if sampler == "mmfl-vre" else FedAvg()
+    experiment = Experiment(tasks, timed, estimator, rounds=rounds + 3, evaluate=rounds + 3)
+    machine = make("batched", tasks, experiment.devices, 0, device)
+    state = loop.begin(experiment, machine)
+    whole, server = [], []
+    for _ in range(rounds + 2):
+        timed.seconds.clear()
+        began = time.perf_counter()
+        state, _ = loop.play(experiment, machine, state)
+        whole.append(time.perf_counter() - began)
+        server.append(sum(timed.seconds))
+    scores = machine.evaluate(state.models)
+    seconds, own = float(np.median(whole[2:])), float(np.median(server[2:]))
+    return {
+        "work": "growth",
+        "system": "rota-batched",
+        "device": device,
+        "seconds_per_round": seconds,
+        "accuracy": float(np.mean([score.accuracy for score in scores])),
+        "loss": float(np.mean([score.loss for score in scores])),
+        "model": model,
+        "models": number,
+        "clients": federation.clients,
+        "cohort": cohort,
+        "sampler": sampler,
+        "server_seconds_per_round": own,
+        "server_share": own / seconds,
+    }

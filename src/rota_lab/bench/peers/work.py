@@ -1,0 +1,194 @@
+"""What the peers' scripts share: the prepared work, its networks in torch, and the line that each prints.
+
+A script is called as `python SCRIPT FOLDER WAY`. FOLDER holds the same arrays for every system: the clients' examples, who takes part in
+which round, and the weights of round 0. WAY says how the system uses the cores; its words are in systems.py. This file must import
+where nothing but numpy and the peer is installed, so torch is imported in the functions that need it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A work on disk. Client i's examples are rows offsets[i]:offsets[i+1] of x and y; cohorts[t] are the clients of round t."""
+
+    x: Array
+    y: Array
+    offsets: Array
+    test_x: Array
+    test_y: Array
+    cohorts: Array
+    start: list[Array]
+    model: str
+    classes: int
+    batch: int
+    epochs: int
+    lr: float
+    warmup: int
+    device: str
+    seed: int
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows(self, client: int) -> slice:
+        return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+
+
+@functools.cache
+def load(folder: str) -> Prepared:
+    """Read a work; once in a process, however often a worker of Ray asks. The arrays are mapped, so processes share their memory."""
+    arrays = {
+        name: np.load(Path(folder) / f"{name}.npy", mmap_mode="c")
+        for name in ("x", "y", "offsets", "test_x", "test_y", "cohorts")
+    }
+    with np.load(Path(folder) / "start.npz") as held:
+        start = [held[name] for name in sorted(held.files)]
+    numbers = json.loads((Path(folder) / "work.json").read_text())
+    return Prepared(**arrays, start=start, **numbers)
+
+
+def report(work: Prepared, ends: list[float], score: tuple[float, float], version: str) -> None:
+    """Print the result. `ends` are the times at which the rounds ended, warm-up rounds included; `score` is the accuracy and the loss."""
+    seconds = np.diff(ends)[work.warmup - 1 :]
+    assert len(ends) == len(work.cohorts)
+    line = {
+        "seconds_per_round": float(np.median(seconds)),
+        "seconds": seconds.tolist(),
+        "accuracy": score[0],
+        "loss": score[1],
+    }
+    print(json.dumps({**line, "version": version}), flush=True)
+
+
+def now(device: str) -> float:
+    """The time, once the device has done all that it was asked."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def network(work: Prepared) -> nn.Module:
+    """The work's network with the weights of round 0, as a user of torch writes it."""
+    import torch
+    from torch import nn
+
+    shape = work.x.shape[1:]
+    if work.model == "logistic":
+        module: nn.Module = nn.Sequential(
+            nn.Flatten(), nn.Linear(int(np.prod(shape)), work.classes)
+        )
+    elif work.model == "two_nn":
+        inputs = int(np.prod(shape))
+        module = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(inputs, 200),
+            nn.ReLU(),
+            nn.Linear(200, 200),
+            nn.ReLU(),
+            nn.Linear(200, work.classes),
+        )
+    elif work.model == "cnn":
+        flat = 64 * (shape[1] // 4) * (shape[2] // 4)
+        module = nn.Sequential(
+            *(nn.Conv2d(shape[0], 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, work.classes)),
+        )
+    elif work.model == "pfl_cnn":
+        flat = 64 * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2)
+        module = nn.Sequential(
+            *(
+                nn.Conv2d(shape[0], 32, 3),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, 3),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Dropout(0.25),
+            ),
+            *(
+                nn.Flatten(),
+                nn.Linear(flat, 128),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(128, work.classes),
+            ),
+        )
+    elif work.model == "lstm_shakespeare":
+        module = _letters(work.classes)
+    else:
+        raise ValueError(f"no network '{work.model}'")
+    with torch.no_grad():
+        for parameter, value in zip(module.parameters(), work.start, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+    return module
+
+
+def _letters(classes: int) -> nn.Module:
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Letters(nn.Module):
+        """One-hot letters, two LSTM layers of 128 units (torch's fused ones), the next letter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(classes, 128, num_layers=2, batch_first=True)
+            self.out = nn.Linear(128, classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden, _ = self.lstm(F.one_hot(x, classes).float())
+            return self.out(hidden[:, -1])  # type: ignore[no-any-return]
+
+    return Letters()
+
+
+def train(module: nn.Module, x: torch.Tensor, y: torch.Tensor, work: Prepared) -> None:
+    """A client's local work: `epochs` passes of plain SGD in shuffled mini-batches."""
+    import torch
+    import torch.nn.functional as F
+
+    optimiser = torch.optim.SGD(module.parameters(), lr=work.lr)
+    module.train()
+    for _ in range(work.epochs):
+        for batch in torch.randperm(len(y), device=y.device).split(work.batch):
+            optimiser.zero_grad()
+            F.cross_entropy(module(x[batch]), y[batch]).backward()
+            optimiser.step()
+
+
+def score(module: nn.Module, work: Prepared) -> tuple[float, float]:
+    """The share of the test examples that the network gets right, and their mean loss."""
+    import torch
+    import torch.nn.functional as F
+
+    module.eval()
+    hits, loss = 0, 0.0
+    with torch.no_grad():
+        for start in range(0, len(work.test_y), 1000):
+            x, y = (
+                torch.from_numpy(part[start : start + 1000]).to(work.device)
+                for part in (work.test_x, work.test_y)
+            )
+            outputs = module(x)
+            hits += int((outputs.argmax(-1) == y).sum())
+            loss += float(F.cross_entropy(outputs, y, reduction="sum"))
+    return hits / len(work.test_y), loss / len(work.test_y)
