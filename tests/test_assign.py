@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import rota
 from rota import recipe, rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen
 from rota.recipe import registry

@@ -14,7 +14,8 @@ from test_cli import call
 
 import rota
 from rota import recipe, rng
-from rota.data.federation import Array, Federation
+from rota.arrays import Array
+from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.plan import Task
 from rota.sampling import KVib, Sampler, Uniform, Vrb

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota import rng
-from rota.data.federation import Array, Examples, Partition, federate, match
+from rota.arrays import Array
+from rota.data.federation import Examples, Partition, federate, match
 from rota.data.partition import (
     PARTITIONS,
     POOLS,

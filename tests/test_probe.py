@@ -13,7 +13,8 @@ from torch import nn
 
 import rota
 from rota import loop, weights
-from rota.data.federation import Array, Federation
+from rota.arrays import Array
+from rota.data.federation import Federation
 from rota.engine import ENGINES, Engine, make
 from rota.estimate import FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.plan import Chunk, Plan, Question, Seen, Task

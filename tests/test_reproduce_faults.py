@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_reproduce_mmfl import faults, found, table1, tiny  # noqa: F401
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.plan import Plan, Seen
 from rota.sampling import Gvr, Lvr, Random
 from rota.weights import Weights

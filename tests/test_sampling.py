@@ -20,7 +20,7 @@ from hypothesis.extra.numpy import arrays
 from test_assign import Case, check_draws, check_feasible
 
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 from rota.recipe import registry

@@ -22,7 +22,8 @@ from torch import nn
 
 import rota
 from rota import loop, rng
-from rota.data.federation import Array, Federation
+from rota.arrays import Array
+from rota.data.federation import Federation
 from rota.engine import ENGINES, Devices, make
 from rota.errors import BadInput
 from rota.estimate import (

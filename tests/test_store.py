@@ -30,7 +30,8 @@ from safetensors.torch import load_file
 
 import rota
 from rota import loop, recipe, rng, weights
-from rota.data.federation import Array, Federation
+from rota.arrays import Array
+from rota.data.federation import Federation
 from rota.engine import ENGINES, Score, Sequential
 from rota.engine.local import Correction
 from rota.errors import BadInput

@@ -20,7 +20,7 @@ import numpy as np
 
 from rota import plan as nouns
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import Devices, Engine
 from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
 from rota.plan import Seen, Task, admit, checked

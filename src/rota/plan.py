@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rota import rng
-from rota.data.federation import Array, Federation
+from rota.arrays import Array
+from rota.data.federation import Federation
 from rota.errors import BadInput
 
 State = dict[str, Any]

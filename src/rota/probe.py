@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import Engine
 from rota.errors import BadInput
 from rota.estimate import Correcting, Estimator, Expecting, Recalling, Tensors

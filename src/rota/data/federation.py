@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from rota import rng
+from rota.arrays import Array
 from rota.errors import BadInput
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

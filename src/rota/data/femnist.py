@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from rota import rng
+from rota.arrays import Array
 from rota.data import files
 from rota.data import partition as partitions
-from rota.data.federation import Array, Examples, Federation, Partition, federate
+from rota.data.federation import Examples, Federation, Partition, federate
 from rota.data.owners import federate_owned, part, split
 from rota.errors import BadInput
 

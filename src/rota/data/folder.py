@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rota.data.federation import Array, Federation, from_clients
+from rota.arrays import Array
+from rota.data.federation import Federation, from_clients
 from rota.errors import BadInput
 
 SHARED = "test.npz"

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rota.arrays import Array
 from rota.data import files
-from rota.data.federation import Array, Examples
+from rota.data.federation import Examples
 from rota.errors import BadInput
 
 NAMES = (

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from rota import rng
+from rota.arrays import Array
 from rota.data import partition as partitions
-from rota.data.federation import Array, Examples, Federation, Partition, federate, pack
+from rota.data.federation import Examples, Federation, Partition, federate, pack
 
 
 def split(groups: Array, generator: np.random.Generator) -> Array:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rota.data.federation import Array, Examples, Partition
+from rota.arrays import Array
+from rota.data.federation import Examples, Partition
 from rota.errors import BadInput
 
 

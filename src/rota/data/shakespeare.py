@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 import numpy as np
 import torch
 
+from rota.arrays import Array
 from rota.data import files
-from rota.data.federation import Array, Examples, Federation, Partition
+from rota.data.federation import Examples, Federation, Partition
 from rota.data.owners import federate_owned
 from rota.errors import BadInput
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from rota import rng
-from rota.data.federation import Array, Federation, Part
+from rota.arrays import Array
+from rota.data.federation import Federation, Part
 from rota.errors import BadInput
 
 BLOCK = 1024  # clients made at once: bounds the memory, and keeps a client's data independent of how many there are

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine.batched import Batched
 from rota.engine.local import Correction
 from rota.engine.score import Score

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import native
 from rota.engine.cuda import GraphStack
 from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit

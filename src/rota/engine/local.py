@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rota import rng
-from rota.data.federation import Array, Part
+from rota.arrays import Array
+from rota.data.federation import Part
 from rota.plan import Task
 
 DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.plan import Plan, Task
 
 WORDS = 1 << 26

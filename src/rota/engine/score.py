@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rota import weights
-from rota.data.federation import Array, Federation
+from rota.arrays import Array
+from rota.data.federation import Federation
 from rota.engine import local
 from rota.engine.functional import Forward, takes_statistics
 from rota.engine.local import cores

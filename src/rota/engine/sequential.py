@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rota import rng, weights
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import local
 from rota.engine.local import Correction
 from rota.engine.score import Score, Scorer, forward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine.local import Correction
 from rota.estimate.average import Estimate, FedAvg, Unbiased
 from rota.estimate.memory import Tensors

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.estimate.memory import Tensors
 from rota.plan import Chunk, Plan
 from rota.weights import Weights

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine.local import Correction
 from rota.estimate import memory
 from rota.estimate.average import Estimate, Sums, Unbiased, came_back

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.estimate import memory
 from rota.estimate.average import Estimate, Sums, Unbiased, came_back

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import Score
 from rota.plan import Plan, Seen, Task
 from rota.probe import Asked

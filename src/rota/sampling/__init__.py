@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw, variance
 from rota.sampling.avare import Avare

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan
 from rota.sampling.waterfill import waterfill

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.plan import Plan
 
 HUGE = 1e200

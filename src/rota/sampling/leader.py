@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import State
 from rota.sampling.feedback import Feedback

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 

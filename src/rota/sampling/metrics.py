@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import Engine
 from rota.errors import BadInput, did_you_mean
 from rota.hints import called

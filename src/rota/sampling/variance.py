@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.sampling.draw import Procedure
 
 

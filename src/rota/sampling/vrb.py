@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.plan import Plan, Seen, State
 from rota.sampling import draw, leader
 from rota.sampling.feedback import feedback, times

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 
 LARGEST = float(np.finfo(np.float64).max)

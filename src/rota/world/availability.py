@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import State
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.plan import Task
 
 

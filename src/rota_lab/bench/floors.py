@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine.local import cores
 from rota_lab.bench.works import Size
 

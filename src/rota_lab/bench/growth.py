@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from rota import data, loop, models
-from rota.data.federation import Array, Federation, Part
+from rota.arrays import Array
+from rota.data.federation import Federation, Part
 from rota.engine import make
 from rota.estimate import FedAvg, StaleVre
 from rota.loop import Experiment

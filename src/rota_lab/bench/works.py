@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from rota import data, rng
-from rota.data.federation import Array, Examples, Federation, Partition, federate
+from rota.arrays import Array
+from rota.data.federation import Examples, Federation, Partition, federate
 from rota.data.mnist import read as read_mnist
 from rota.engine import Devices, make
 from rota.engine.schedule import local_steps

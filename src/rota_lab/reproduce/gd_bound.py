@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rota import rng
-from rota.data.federation import Array, Federation, Part
+from rota.arrays import Array
+from rota.data.federation import Federation, Part
 from rota.engine import make
 from rota.estimate import Unbiased
 from rota.loop import Experiment, begin, play

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rota import data, models
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import Engine, Score, make
 from rota.engine.local import Correction
 from rota.loop import Experiment, begin, play

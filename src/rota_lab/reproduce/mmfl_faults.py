@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from rota import models
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.estimate import FedVarp, Scaffold, Unbiased
 from rota.estimate.memory import Tensors
 from rota.estimate.stale import Round

@@ -18,7 +18,8 @@ from torch import nn
 
 import rota
 from rota import data, loop, models, plan, rng
-from rota.data.federation import Array, Federation, Part, Partition
+from rota.arrays import Array
+from rota.data.federation import Federation, Part, Partition
 from rota.data.partition import high_low, natural
 from rota.engine import Engine, make
 from rota.estimate import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rota import rng
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine import Engine
 from rota.loop import Experiment, begin, play
 from rota.plan import Plan, Seen, State

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rota import rng, weights
-from rota.data.federation import Array
+from rota.arrays import Array
 from rota.engine.native.build import ROW, Unavailable, Work, library
 from rota.engine.native.program import (
     BUFFERS,
