@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from rota.sampling import Gvr, Lvr, Random
 from rota.weights import Weights
 from rota_lab.reproduce import estimate, mmfl_faults_page, run
 from rota_lab.reproduce.mmfl_cells import PAPER
+from rota_lab.reproduce.parts import append, read
 
 SHARES = np.array([[0.5, 0.2, 0.2, 0.1], [0.1, 0.0, 0.3, 0.6]])
 PROCESSORS = (1, 1, 2, 2)
@@ -105,9 +105,9 @@ def test_what_is_run() -> None:
 
 def test_the_estimate_leaves_out_what_is_finished(tmp_path: Path) -> None:
     assert "115 runs" in estimate("mmfl-faults", out=tmp_path)[-1]
-    (tmp_path / "mmfl-table1").mkdir()
-    (tmp_path / "mmfl-table1" / "3-full-seed0.json").touch()
-    assert "114 runs" in estimate("mmfl-faults", out=tmp_path)[-1]
+    append(tmp_path / "mmfl-table1.jsonl", {"part": "3-full-seed0"})
+    append(tmp_path / "mmfl-faults.jsonl", {"part": "3-gvr-misplaced-seed0"})
+    assert "113 runs" in estimate("mmfl-faults", out=tmp_path)[-1]
     lines = {
         line.split()[0]: float(line.split()[3])
         for line in estimate("mmfl-faults", "seed1", tmp_path)[:-2]
@@ -129,12 +129,14 @@ def test_runs_are_shared_with_the_table(tmp_path: Path) -> None:
     assert not any(line.startswith(("3-full-", "3-fedvarp-seed")) for line in said), (
         "they are finished"
     )
-    kept = {path.stem for path in (tmp_path / "mmfl-table1").iterdir()}
-    assert {"3-fedvarp-repeated-seed1", "published-fedvarp-seed0", "published-full-seed1"} <= kept
-    right, wrong = (
-        json.loads((tmp_path / "mmfl-table1" / f"3-{name}-seed0.json").read_text())
-        for name in ("fedvarp", "fedvarp-repeated")
-    )
+    table, own = (read(tmp_path / f"mmfl-{name}.jsonl") for name in ("table1", "faults"))
+    assert table.keys() == {
+        f"3-{name}-seed{seed}" for name in ("full", "fedvarp") for seed in (0, 1)
+    }
+    assert not table.keys() & own.keys()
+    names = {"3-fedvarp-repeated-seed1", "published-fedvarp-seed0", "published-full-seed1"}
+    assert names <= own.keys()
+    right, wrong = table["3-fedvarp-seed0"], own["3-fedvarp-repeated-seed0"]
     assert right["bytes"] == wrong["bytes"], "the same clients are drawn"
     assert right["curve"] != wrong["curve"]
     assert [row["quantity"].partition(":")[0] for row in result.rows] == [

@@ -39,7 +39,7 @@ from rota_lab.reproduce.fedavg_cells import (
     order,
     tuning,
 )
-from rota_lab.reproduce.parts import TimeUp
+from rota_lab.reproduce.parts import TimeUp, read
 from rota_lab.reproduce.race import (
     BEHIND,
     DIVERGED,
@@ -400,9 +400,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_cells_are_kept_and_not_run_again(small: dict[str, int], tmp_path: Path) -> None:
     said: list[str] = []
     run("fedavg-table1", out=tmp_path, say=said.append, only="2nn-iid-B10-C0.1", device="cpu")
-    kept = {path.name: path.read_text() for path in (tmp_path / "fedavg-table1").iterdir()}
-    assert set(kept) == {"2nn-iid-B10-C0.1.json", "2nn-iid-B10-raw-C0.1.json"}
-    cell = json.loads(kept["2nn-iid-B10-C0.1.json"])
+    path = tmp_path / "fedavg-table1.jsonl"
+    kept = read(path)
+    assert list(kept) == ["2nn-iid-B10-C0.1", "2nn-iid-B10-raw-C0.1"]
+    cell = kept["2nn-iid-B10-C0.1"]
     assert len(cell["rounds"]) == 3
     assert all(0 < rounds < 8 * fedavg_cells.LIMIT for rounds in cell["rounds"])
     rates = sorted({lane["lr"] for lane in cell["lanes"]})
@@ -417,10 +418,9 @@ def test_cells_are_kept_and_not_run_again(small: dict[str, int], tmp_path: Path)
         "fedavg-table1", out=tmp_path, only="2nn-iid-B10-C0.1,2nn-iid-B10-C0.2", device="cpu"
     )
     assert small["columns"] == columns + 1  # the one cell that was missing
-    assert (tmp_path / "fedavg-table1" / "2nn-iid-B10-C0.1.json").read_text() == kept[
-        "2nn-iid-B10-C0.1.json"
-    ]
-    follower = json.loads((tmp_path / "fedavg-table1" / "2nn-iid-B10-C0.2.json").read_text())
+    follower = read(path)["2nn-iid-B10-C0.2"]
+    assert read(path) == kept | {"2nn-iid-B10-C0.2": follower}
+    assert path.read_text().count("\n") == 3, "no line is written twice"
     assert cell["lr"] in {lane["lr"] for lane in follower["lanes"]}
     assert [row["quantity"] for row in result.rows if "rounds to" in row["quantity"]] == [
         "2NN, IID, B = 10, C = 0.1: rounds to 96 %",
@@ -448,7 +448,7 @@ def test_when_the_time_is_up_what_is_finished_stays(
     plain, said = table1.race, list[str]()
 
     def once(*args: Any, **options: Any) -> None:
-        if (tmp_path / "fedavg-table1").exists():
+        if (tmp_path / "fedavg-table1.jsonl").exists():
             raise TimeUp
         plain(*args, **options)
 
@@ -456,9 +456,7 @@ def test_when_the_time_is_up_what_is_finished_stays(
     run(
         "fedavg-table1", out=tmp_path, say=said.append, only="2nn-iid-B10", minutes=60, device="cpu"
     )
-    assert [path.name for path in (tmp_path / "fedavg-table1").iterdir()] == [
-        "2nn-iid-B10-C0.1.json"
-    ]
+    assert list(read(tmp_path / "fedavg-table1.jsonl")) == ["2nn-iid-B10-C0.1"]
     assert said[-1] == "the time is up: what is finished is kept"
     assert small["columns"] == 1
 
@@ -477,10 +475,9 @@ def test_quick_keeps_nothing(small: dict[str, int], tmp_path: Path) -> None:
     assert "rota reproduce fedavg-table1 --quick" in text
 
 
-def test_a_broken_cell_is_named(tmp_path: Path) -> None:
-    (tmp_path / "fedavg-table1").mkdir()
-    (tmp_path / "fedavg-table1" / "cnn-iid-B10-C1.json").write_text('{"cell": ')
-    with pytest.raises(BadInput, match=r"cnn-iid-B10-C1.json is not a part's file .* remove it"):
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "fedavg-table1.jsonl").write_text('{"part": \n')
+    with pytest.raises(BadInput, match=r"line 1 of .*fedavg-table1.jsonl is not a finished part"):
         run("fedavg-table1", out=tmp_path, minutes=0)
 
 
@@ -517,7 +514,7 @@ def found(cell: Cell, *ratios: float | None) -> dict[str, Any]:
     rounds = [None if ratio is None else ratio * (cell.paper or 0) for ratio in ratios]
     one = {"seed": 0, "rounds": rounds[0], "accuracy": 0.98, "tested_to": 5, "why": REACHED}
     return {
-        "cell": cell.name,
+        "part": cell.name,
         "paper": cell.paper,
         "best": -3,
         "lr": 0.316,

@@ -33,7 +33,7 @@ from rota_lab.reproduce.kvib_femnist_page import (
     rounds_to,
     runs_of,
 )
-from rota_lab.reproduce.parts import TimeUp
+from rota_lab.reproduce.parts import TimeUp, read
 
 femnist = importlib.import_module(
     "rota_lab.reproduce.kvib_femnist"
@@ -414,17 +414,16 @@ def done(small: Federation, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_finished_parts_are_kept_and_not_run_again(done: list[str], tmp_path: Path) -> None:
     run("kvib-femnist", out=tmp_path, only="v1-vrb-seed0", device="cpu")
     assert done == ["v1-vrb-seed0"]
-    assert json.loads((tmp_path / "kvib-femnist" / "v1-vrb-seed0.json").read_text())["budget"] == 2
+    assert read(tmp_path / "kvib-femnist.jsonl")["v1-vrb-seed0"]["budget"] == 2
     result = run("kvib-femnist", out=tmp_path, only="v1-vrb,v2-kvib-seed0", device="cpu")
     assert done[1:] == ["v2-kvib-seed0", "v1-vrb-seeds1-4"]
     (row,) = [row for row in result.rows if row["quantity"] == "v1, Vrb: accuracy"]
     assert row["seeds"] == 5
 
 
-def test_a_damaged_part_is_named(done: list[str], tmp_path: Path) -> None:
-    (tmp_path / "kvib-femnist").mkdir()
-    (tmp_path / "kvib-femnist" / "v1-vrb-seed0.json").write_text("{")
-    with pytest.raises(BadInput, match=r"v1-vrb-seed0.json is not a part's file .* remove it"):
+def test_a_damaged_file_is_named(done: list[str], tmp_path: Path) -> None:
+    (tmp_path / "kvib-femnist.jsonl").write_text("{\n")
+    with pytest.raises(BadInput, match=r"line 1 of .*kvib-femnist.jsonl is not a finished part"):
         run("kvib-femnist", out=tmp_path)
     assert done == []
 
@@ -434,7 +433,7 @@ def test_no_time_is_no_work(tmp_path: Path) -> None:
     result = run("kvib-femnist", out=tmp_path, minutes=0, say=said.append)
     assert said == ["the time is up: what is finished is kept"]
     assert not result.ok
-    assert not (tmp_path / "kvib-femnist").exists()
+    assert not (tmp_path / "kvib-femnist.jsonl").exists()
 
 
 def test_time_that_is_up_during_a_part(small: Federation) -> None:
@@ -447,7 +446,7 @@ def test_quick(small: Federation, tmp_path: Path) -> None:
     result = run("kvib-femnist", quick=True, out=tmp_path, device="cpu")
     assert {row["seeds"] for row in result.rows} == {2}
     assert "A quick version" in write_page(result, tmp_path).read_text()
-    assert not (tmp_path / "kvib-femnist").exists()
+    assert not (tmp_path / "kvib-femnist.jsonl").exists()
 
 
 def test_it_runs_where_only_torch_and_numpy_are(tmp_path: Path) -> None:
@@ -469,5 +468,5 @@ main.main()
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "kvib-femnist" / "v1-uniform-seed0.json").exists()
+    assert list(read(tmp_path / "kvib-femnist.jsonl")) == ["v1-uniform-seed0"]
     assert (tmp_path / "kvib-femnist.md").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rota.sampling import SAMPLERS, draw
 from rota.weights import Weights
 from rota_lab.reproduce import estimate, run, write_page
 from rota_lab.reproduce.kvib_theory_page import TITLES, Found, interval, of, report, unscaled
+from rota_lab.reproduce.parts import read
 
 theory = importlib.import_module(
     "rota_lab.reproduce.kvib_theory"
@@ -250,16 +250,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_finished_parts_are_kept_and_not_run_again(small: list[str], tmp_path: Path) -> None:
     run("kvib-theory", out=tmp_path, only="vrb-K10")
     assert small == [f"vrb-K10 {seed}" for seed in range(5, 10)]
-    assert json.loads((tmp_path / "kvib-theory" / "vrb-K10.json").read_text())["budget"] == 10
+    assert read(tmp_path / "kvib-theory.jsonl")["vrb-K10"]["budget"] == 10
     result = run("kvib-theory", out=tmp_path, only="vrb-K10,vrb-K5")
     assert small[5:] == [f"vrb-K5 {seed}" for seed in range(5, 10)]
     assert any(row["quantity"] == "Vrb, K = 10: cumulative regret" for row in result.rows)
 
 
-def test_a_damaged_part_is_named(small: list[str], tmp_path: Path) -> None:
-    (tmp_path / "kvib-theory").mkdir()
-    (tmp_path / "kvib-theory" / "vrb-K10.json").write_text("{")
-    with pytest.raises(BadInput, match=r"vrb-K10.json is not a part's file .* remove it"):
+def test_a_damaged_file_is_named(small: list[str], tmp_path: Path) -> None:
+    (tmp_path / "kvib-theory.jsonl").write_text("{\n")
+    with pytest.raises(BadInput, match=r"line 1 of .*kvib-theory.jsonl is not a finished part"):
         run("kvib-theory", out=tmp_path)
 
 
@@ -268,7 +267,7 @@ def test_no_time_is_no_work(tmp_path: Path) -> None:
     result = run("kvib-theory", out=tmp_path, minutes=0, say=said.append)
     assert said == ["the time is up: what is finished is kept"]
     assert not result.ok
-    assert not (tmp_path / "kvib-theory").exists()
+    assert not (tmp_path / "kvib-theory.jsonl").exists()
 
 
 def test_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -294,7 +293,7 @@ def test_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "gamma",
         )
     }
-    assert not (tmp_path / "kvib-theory").exists()
+    assert not (tmp_path / "kvib-theory.jsonl").exists()
 
 
 def held_all(checks: dict[str, bool], words: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from rota.sampling.mmfl import Assigning
 from rota_lab.reproduce import Result, estimate, mmfl_page, run, write_page
 from rota_lab.reproduce.chart import COLOURS
 from rota_lab.reproduce.mmfl_cells import PAPER, TITLES, Cells, relative, three_digits
+from rota_lab.reproduce.parts import append, read
 
 table1, faults = (
     importlib.import_module(f"rota_lab.reproduce.mmfl_{name}") for name in ("table1", "faults")
@@ -67,10 +67,8 @@ def test_the_estimate_has_a_line_for_a_setting_and_method_with_what_is_left(tmp_
     assert len(lines) == 30 + 2
     assert lines[0].split()[:3] == ["3-full", "5", "runs"]
     assert "150 runs of 150 rounds are not finished" in lines[-1]
-    (tmp_path / "mmfl-table1").mkdir()
-    for seed in range(5):
-        (tmp_path / "mmfl-table1" / f"5-full-seed{seed}.json").touch()
-    (tmp_path / "mmfl-table1" / "5-mifa-seed2.json").touch()
+    for name in [*(f"5-full-seed{seed}" for seed in range(5)), "5-mifa-seed2"]:
+        append(tmp_path / "mmfl-table1.jsonl", {"part": name})
     lines = estimate("mmfl-table1", "5", tmp_path)
     left = {line.split()[0]: int(line.split()[1]) for line in lines[:-2]}
     assert left == {
@@ -171,9 +169,10 @@ def test_every_method_runs_and_is_kept(tmp_path: Path) -> None:
     said: list[str] = []
     result = run("mmfl-table1", out=tmp_path, say=said.append, device="cpu")
     names = {f"3-{method}-seed{seed}" for method in TITLES for seed in range(2)}
-    assert {path.stem for path in (tmp_path / "mmfl-table1").iterdir()} == names
-    for name in names:
-        each = json.loads((tmp_path / "mmfl-table1" / f"{name}.json").read_text())
+    path = tmp_path / "mmfl-table1.jsonl"
+    kept = read(path)
+    assert set(kept) == names
+    for each in kept.values():
         assert 0.2 < each["accuracy"] <= 1
         assert each["accuracy"] == pytest.approx(np.mean(list(each["models"].values())))
         assert len(each["models"]) == 3
@@ -182,7 +181,8 @@ def test_every_method_runs_and_is_kept(tmp_path: Path) -> None:
     again: list[str] = []
     assert run("mmfl-table1", out=tmp_path, say=again.append, device="cpu").rows == result.rows
     assert again == [], "nothing is run twice"
-    (tmp_path / "mmfl-table1" / "3-kvib-seed1.json").unlink()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "3-kvib-seed1" not in line))
     assert run("mmfl-table1", out=tmp_path, say=again.append, device="cpu").rows == result.rows
     assert sum("3-kvib-seed1" in line for line in again) == 1
     page = write_page(result, tmp_path)
@@ -192,12 +192,10 @@ def test_every_method_runs_and_is_kept(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_costs_tell_the_methods_apart(tmp_path: Path) -> None:
     run("mmfl-table1", out=tmp_path, only="full,random,gvr,lvr,fedvarp,scaffold,kvib", device="cpu")
+    kept = read(tmp_path / "mmfl-table1.jsonl")
 
     def cost(method: str, name: str) -> float:
-        runs = [
-            json.loads((tmp_path / "mmfl-table1" / f"3-{method}-seed{seed}.json").read_text())
-            for seed in range(2)
-        ]
+        runs = [kept[f"3-{method}-seed{seed}"] for seed in range(2)]
         return float(np.mean([each[name] for each in runs]))
 
     assert cost("random", "bytes") < cost("gvr", "bytes") < cost("full", "bytes")
@@ -221,9 +219,8 @@ def test_no_time_gives_what_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("tiny")
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mmfl-table1").mkdir()
-    (tmp_path / "mmfl-table1" / "3-gvr-seed0.json").write_text("{")
-    with pytest.raises(BadInput, match=r"3-gvr-seed0\.json is not a part's file .* remove it"):
+    (tmp_path / "mmfl-table1.jsonl").write_text("{\n")
+    with pytest.raises(BadInput, match=r"line 1 of .*mmfl-table1\.jsonl is not a finished part"):
         run("mmfl-table1", out=tmp_path, device="cpu")
 
 

@@ -167,7 +167,7 @@ def _scales(found: dict[str, Found]) -> str:
     for name, each in found.items():
         other = found.get(name.replace("-raw", ""))
         if CELLS[name].column.raw and other and reached(each) and reached(other):
-            title = CELLS[other["cell"]].title
+            title = CELLS[other["part"]].title
             words.append(
                 f"{title} takes {np.mean(each['rounds']):.0f} rounds from 0 to 1, and {np.mean(other['rounds']):.0f} from -1/2 to 1/2"
             )

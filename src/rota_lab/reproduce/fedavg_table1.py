@@ -1,6 +1,6 @@
 """FedAvg's rounds to a target accuracy on MNIST (McMahan et al. 2017, Table 1; S0): the effect of the clients a round, C, and the batch, B.
 
-Each cell is a race between learning rates (race.py; fedavg_cells.py has the cells). A finished cell is one file, and is not run again.
+Each cell is a race between learning rates (race.py; fedavg_cells.py has the cells). A finished cell is kept, and is not run again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rota_lab.reproduce.fedavg_cells import (
     tuning,
 )
 from rota_lab.reproduce.fedavg_page import report, summary
-from rota_lab.reproduce.parts import Found, start, work
+from rota_lab.reproduce.parts import Found, results, start, work
 from rota_lab.reproduce.race import BEHIND, Cohorts, Lane, by_rate, mean_rounds, race, winner
 from rota_lab.reproduce.result import Result
 
@@ -56,11 +56,11 @@ def fedavg_table1(
 ) -> Result:
     """FedAvg's rounds to 97 % (2NN) and 99 % (CNN) of MNIST, for five C and two B, IID and not: McMahan's Table 1.
 
-    With `out` every finished cell is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
-    there already.
+    With `out` every finished cell is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
+    already.
     """
-    folder = None if out is None or quick else out / "fedavg-table1"
-    job = start(folder, CELLS, minutes, device, precision, say)
+    files = [] if quick else results(out, "fedavg-table1")
+    job = start(files, CELLS, minutes, device, precision, say)
     wanted = [CELLS[name] for name in QUICK] if quick else chosen(only)
 
     def load(column: Column) -> Track:
@@ -193,10 +193,9 @@ def around(cell: Cell, found: dict[str, Found]) -> int | None:
 
 
 def outcome(cell: Cell, lanes: list[Lane], plan: Tuning) -> Found:
-    """A cell's file."""
+    """A finished cell in numbers."""
     best = winner(lanes)
     return {
-        "cell": cell.name,
         "paper": cell.paper,
         "best": best,
         "lr": lr(best),

@@ -1,7 +1,7 @@
 """K-Vib on digits by writer, in three degrees of unbalance (S1, section 4, Figure 5): test loss and accuracy of all samplers.
 
 A part is one unbalance and one sampler, from the first seed or from the others; seeds are models of one experiment, which the engine
-trains in the same stacks. A finished part is one file, and is not run again.
+trains in the same stacks. A finished part is kept, and is not run again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rota.sampling import (
     Vrb,
 )
 from rota_lab.reproduce.kvib_femnist_page import report
-from rota_lab.reproduce.parts import Found, chosen, in_time, start, work
+from rota_lab.reproduce.parts import Found, chosen, in_time, results, start, work
 from rota_lab.reproduce.result import Result
 
 ROUNDS, EVERY, FRACTION = 500, 10, 0.05
@@ -196,12 +196,12 @@ def kvib_femnist(
 ) -> Result:
     """K-Vib against 18 rivals on digits by writer, in three degrees of unbalance: test loss and accuracy (S1 Figure 5).
 
-    With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
-    there already.
+    With `out` every finished part is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
+    already.
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
-    folder = None if out is None or quick else out / "kvib-femnist"
-    job = start(folder, (part.name for part in parts()), minutes, device, precision, say)
+    files = [] if quick else results(out, "kvib-femnist")
+    job = start(files, [part.name for part in parts()], minutes, device, precision, say)
 
     def load(kind: tuple[int, tuple[int, ...]]) -> Track:
         version, seeds = kind
@@ -324,7 +324,7 @@ def news(part: Work, say: Callable[[str], None]) -> Callable[[int, float], None]
 
 
 def outcome(part: Work, track: Track, runs: list[dict[str, Any]]) -> Found:
-    """A part's file, but for how it was run."""
+    """A finished part in numbers, but for how it was run."""
     sizes = np.sort(track.tasks[0].data.train.sizes)[::-1]
     large = round(UNBALANCED[part.version][0] * len(sizes))
     split = {
@@ -334,7 +334,6 @@ def outcome(part: Work, track: Track, runs: list[dict[str, Any]]) -> Found:
         "share": float(sizes[:large].sum() / sizes.sum()),
     }
     return {
-        "part": part.name,
         "version": part.version,
         "method": part.method,
         "rounds": part.rounds,

@@ -1,6 +1,6 @@
 """K-Vib's theory on its Synthetic task (S1, section 4 and App. F): variance and dynamic regret against the rivals, budgets and gamma.
 
-A part is one sampler at one budget, run from several seeds. A finished part is one file, and is not run again.
+A part is one sampler at one budget, run from several seeds. A finished part is kept, and is not run again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rota.sampling import SAMPLERS, draw
 from rota.sampling.metrics import Meter
 from rota.weights import Weights
 from rota_lab.reproduce.kvib_theory_page import CLAIMED, report
-from rota_lab.reproduce.parts import Found, chosen, in_time, start, work
+from rota_lab.reproduce.parts import Found, chosen, in_time, results, start, work
 from rota_lab.reproduce.result import Result
 
 ROUNDS, BUDGET = 500, 10
@@ -98,12 +98,12 @@ def kvib_theory(
 ) -> Result:
     """K-Vib's regret and variance on its Synthetic task, against its rivals, the budget and gamma (S1 Figures 3, 4 and 7).
 
-    With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
-    there already.
+    With `out` every finished part is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
+    already.
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
-    folder = None if out is None or quick else out / "kvib-theory"
-    job = start(folder, (part.name for part in parts()), minutes, "cpu", "fp32", say)
+    files = [] if quick else results(out, "kvib-theory")
+    job = start(files, [part.name for part in parts()], minutes, "cpu", "fp32", say)
 
     def load(_: None) -> Task:
         return Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
@@ -113,11 +113,8 @@ def kvib_theory(
             run(part, task, seed, job.deadline)
             for seed in range(FIRST_SEED, FIRST_SEED + part.seeds)
         ]
-        return {
-            "part": part.name,
-            **asdict(part),
-            "runs": runs,
-        }, f"regret {np.mean([each['regret'] for each in runs]):.3g}"
+        regret = float(np.mean([each["regret"] for each in runs]))
+        return asdict(part) | {"runs": runs}, f"regret {regret:.3g}"
 
     work(job, wanted, lambda _: None, load, measure)
     everything = parts(quick)

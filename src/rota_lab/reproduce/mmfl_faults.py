@@ -1,7 +1,7 @@
 """What the faults of S0's published code do to its Table I: each put back alone, and all of them with the code's own network.
 
-`FAULTS` are policies that are wrong on purpose, and nothing but this uses them. The runs without a fault are mmfl-table1's, and are kept in
-its folder with the others.
+`FAULTS` are policies that are wrong on purpose, and nothing but this uses them. Runs without a fault that mmfl-table1 has finished are taken
+from there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from rota_lab.reproduce.mmfl_cells import PAPER
 from rota_lab.reproduce.mmfl_faults_page import report
 from rota_lab.reproduce.mmfl_table1 import (
     BUDGET,
-    FOLDER,
     METHODS,
     SEEDS,
     SETTINGS,
@@ -35,8 +34,11 @@ from rota_lab.reproduce.mmfl_table1 import (
     lines,
     played,
 )
-from rota_lab.reproduce.parts import chosen, left, start
+from rota_lab.reproduce.mmfl_table1 import NAME as TABLE1
+from rota_lab.reproduce.parts import chosen, left, results, start
 from rota_lab.reproduce.result import Result
+
+NAME = "mmfl-faults"
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def policies_of(part: Work) -> Policies:
 
 def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
     """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
-    return lines(left(out / FOLDER if out else None, chosen(only, parts())), policies_of)
+    return lines(left(results(out, NAME, TABLE1), chosen(only, parts())), policies_of)
 
 
 def mmfl_faults(
@@ -159,17 +161,11 @@ def mmfl_faults(
 ) -> Result:
     """What the faults of S0's published code do to its Table I: each of them put back alone, and all together.
 
-    Takes what mmfl-table1 takes, and goes on from its finished parts.
+    Takes what mmfl-table1 takes, and does not run its finished parts again.
     """
     everything = parts(quick)
-    job = start(
-        None if out is None or quick else out / FOLDER,
-        (part.name for part in everything),
-        minutes,
-        device,
-        precision,
-        say,
-    )
+    files = [] if quick else results(out, NAME, TABLE1)
+    job = start(files, [part.name for part in everything], minutes, device, precision, say)
     return report(
         played(job, everything, only, TASKS, policies_of, quick),
         {fault: list(some) for fault, some in FAULTS.items()},

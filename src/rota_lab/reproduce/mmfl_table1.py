@@ -1,6 +1,6 @@
 """Multi-model FL's Table I (S0): the accuracy of several models trained at once, by method, relative to full participation.
 
-A part is one run: a setting, a method and a seed. A finished one is a file, and is not run again. Seeds are run one after the other
+A part is one run: a setting, a method and a seed. A finished one is kept, and is not run again. Seeds are run one after the other
 through all methods, so that what is there can be compared at any time.
 """
 
@@ -53,12 +53,11 @@ from rota.sampling import (
 from rota.sampling.mmfl import Assigning
 from rota_lab.reproduce.mmfl_cells import Cells
 from rota_lab.reproduce.mmfl_page import About, report
-from rota_lab.reproduce.parts import Found, Job, chosen, in_time, left, start, work
+from rota_lab.reproduce.parts import Found, Job, chosen, in_time, left, results, start, work
 from rota_lab.reproduce.result import Result
 
 CLIENTS, BUDGET, ROUNDS, SEEDS = 120, 12, 150, 5
-FOLDER = "mmfl-table1"
-"""Where finished parts are kept."""
+NAME = "mmfl-table1"
 HELD_OUT, QUICK_HELD_OUT = 0.3, 0.9
 """The part of the test examples that S0 keeps for validation, and the part of the rest that the short version leaves away."""
 HIGH, LABELS = 0.1, 0.3
@@ -300,7 +299,7 @@ def policies_of(part: Work) -> Policies:
 
 def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
     """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
-    return lines(left(out / FOLDER if out else None, chosen(only, parts())), policies_of)
+    return lines(left(results(out, NAME), chosen(only, parts())), policies_of)
 
 
 def mmfl_table1(
@@ -315,18 +314,12 @@ def mmfl_table1(
 ) -> Result:
     """Several models at once: 15 ways to share 12 clients among 3 and 5 tasks, relative to full participation (S0, Table I).
 
-    With `out` every finished part is kept in a file there, and not run again. `minutes` stops the work; 0 does none, and gives what is
-    there already.
+    With `out` every finished part is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
+    already.
     """
     everything = parts(quick)
-    job = start(
-        None if out is None or quick else out / FOLDER,
-        (part.name for part in everything),
-        minutes,
-        device,
-        precision,
-        say,
-    )
+    files = [] if quick else results(out, NAME)
+    job = start(files, [part.name for part in everything], minutes, device, precision, say)
     return report(played(job, everything, only, SETTINGS, policies_of, quick), about(quick))
 
 
@@ -347,7 +340,7 @@ def played(
 
     def run(track: Track, part: Work) -> tuple[Found, str]:
         numbers = track.run(*policies(part)(track.processors))
-        return {"part": part.name} | numbers, f"accuracy {numbers['accuracy']:.3f}"
+        return numbers, f"accuracy {numbers['accuracy']:.3f}"
 
     wanted = everything if quick else chosen(only, everything)
     work(job, wanted, lambda part: (part.setting, part.seed), load, run)

@@ -1,13 +1,18 @@
-"""The parts of a long reproduction: which are asked for, how long they may take, and a file for each that is finished."""
+"""The parts of a long reproduction: which are wanted, how long they may take, and the file that keeps the finished ones.
+
+The file has one line of JSON for each finished part, in the order in which they were finished: the part's name under "part", then its
+numbers. Several processes may append to one file. Where a part has several lines, the last one counts.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,11 +26,11 @@ from rota.errors import BadInput, did_you_mean
 from rota_lab.reproduce.result import machine
 
 Found = dict[str, Any]
-"""A part, as its file has it."""
+"""The numbers of a finished part."""
 
 
 class Named(Protocol):
-    """A part has a name, which is that of its file."""
+    """A part has a name, under which it is kept."""
 
     @property
     def name(self) -> str: ...
@@ -71,40 +76,58 @@ def chosen(only: str | None, parts: list[Choice]) -> list[Choice]:
     return [part for part in parts if part.words & wanted]
 
 
-def read(folder: Path, names: Iterable[str]) -> dict[str, Found]:
-    """Those of the named parts that the folder has."""
-    out = {}
-    for name in names:
-        path = folder / f"{name}.json"
+def results(out: Path | None, *names: str) -> list[Path]:
+    """Where the finished parts of these reproductions are kept; nowhere without a folder for results."""
+    return [] if out is None else [out / f"{name}.jsonl" for name in names]
+
+
+def read(path: Path) -> dict[str, Found]:
+    """All finished parts of a file, by name. A last line without an end is one whose writer was stopped, and does not count."""
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {path} ({error.strerror}): it must be a file of finished parts"
+        ) from error
+    found = {}
+    for number, line in enumerate(lines, start=1):
         try:
-            out[name] = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
+            part = json.loads(line)
+            found[str(part["part"])] = part
+        except (ValueError, TypeError, KeyError) as error:
             raise BadInput(
-                f"{path} is not a part's file ({error}): remove it to have the part run again"
+                f"line {number} of {path} is not a finished part ({error}): "
+                "remove the line to have the part run again"
             ) from error
-    return out
+    return found
 
 
-def left(folder: Path | None, parts: Iterable[Part]) -> list[Part]:
-    """Those that the folder does not have yet."""
-    return [part for part in parts if folder is None or not (folder / f"{part.name}.json").exists()]
+def append(path: Path, found: Found) -> None:
+    """Keep a finished part: a whole line, or nothing."""
+    line = json.dumps(found, allow_nan=False).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)  # half a line of a writer that was stopped
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def write(folder: Path, name: str, found: Found) -> None:
-    """Keep a part: whole, or as it was before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{name}.{os.getpid()}"
-    draft.write_text(json.dumps(found, allow_nan=False) + "\n")
-    draft.replace(folder / f"{name}.json")
+def left(files: list[Path], parts: Iterable[Part]) -> list[Part]:
+    """The parts that are not finished yet in any of the files."""
+    finished = {name for path in files for name in read(path)}
+    return [part for part in parts if part.name not in finished]
 
 
 @dataclass(frozen=True)
 class Job:
     """How a reproduction's parts are run, and those that are finished."""
 
-    folder: Path | None
+    file: Path | None
     found: dict[str, Found]
     deadline: float
     device: str
@@ -113,17 +136,19 @@ class Job:
 
 
 def start(
-    folder: Path | None,
-    names: Iterable[str],
+    files: list[Path],
+    names: Collection[str],
     minutes: float | None,
     device: str,
     precision: str,
     say: Callable[[str], None],
 ) -> Job:
-    """A job that goes on from what the folder has; without one nothing is kept."""
-    return Job(
-        folder, read(folder, names) if folder else {}, until(minutes), where(device), precision, say
-    )
+    """A job that resumes from the finished parts in `files` and appends to the first of them; without files it keeps nothing."""
+    kept: dict[str, Found] = {}
+    for path in reversed(files):
+        kept |= read(path)
+    found = {name: kept[name] for name in names if name in kept}
+    return Job(files[0] if files else None, found, until(minutes), where(device), precision, say)
 
 
 def work(
@@ -133,28 +158,29 @@ def work(
     load: Callable[[Kind], Track],
     run: Callable[[Track, Part], tuple[Found, str]],
 ) -> None:
-    """Run the parts that are not found yet, until the time is up, and keep each as soon as it is finished.
+    """Run the parts that are not finished yet, until the time is up, and keep each as soon as it is finished.
 
     `run` gives a part's numbers and a few words on them. Parts of one `kind` that follow one another share what is loaded for it.
     """
+    unfinished = [part for part in wanted if part.name not in job.found]
     try:
-        for same, parts in groupby(
-            (part for part in wanted if part.name not in job.found), key=kind
-        ):
+        for same, parts in groupby(unfinished, key=kind):
             in_time(job.deadline)
             track = load(same)
             for part in parts:
                 began = time.monotonic()
                 numbers, words = run(track, part)
-                how = {
+                job.found[part.name] = {
+                    "part": part.name,
+                    **numbers,
                     "seconds": round(time.monotonic() - began, 1),
                     "precision": job.precision,
                     "machine": machine(job.device),
+                    "rota": rota.__version__,
                 }
-                job.found[part.name] = numbers | how | {"rota": rota.__version__}
-                job.say(f"{part.name}: {words}, {how['seconds']:.0f} s")
-                if job.folder:
-                    write(job.folder, part.name, job.found[part.name])
+                job.say(f"{part.name}: {words}, {job.found[part.name]['seconds']:.0f} s")
+                if job.file:
+                    append(job.file, job.found[part.name])
             del track  # the next one needs the room
             gc.collect()
             torch.cuda.empty_cache()
