@@ -7,12 +7,8 @@ import rota
 x, y = load_breast_cancer(return_X_y=True)
 x = (x - x.mean(0)) / x.std(0)
 test, *clinics = np.array_split(np.random.default_rng(0).permutation(len(y)), 6)
-fed = rota.from_clients(
-    [(x[rows], y[rows]) for rows in clinics], test=(x[test], y[test]), name="clinics"
-)
+train = [(x[rows], y[rows]) for rows in clinics]
+fed = rota.from_clients(train, test=(x[test], y[test]), name="clinics")
 
-print(
-    rota.run([rota.Task(rota.models.logistic, fed)], rota.sampling.Full(), rounds=20).summary[
-        "accuracy"
-    ]
-)
+run = rota.run([rota.Task(rota.models.logistic, fed)], rota.sampling.Full(), rounds=20)
+print(run.summary["accuracy"])

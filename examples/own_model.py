@@ -1,4 +1,5 @@
-# Your own network: any nn.Module class or function; `shape` and `classes`, where it has them, are filled from the data.
+# Your own network: any nn.Module class or function. Parameters named `shape` and `classes` are
+# filled from the data.
 from torch import nn
 
 import rota

@@ -56,7 +56,7 @@ MISTAKES = {
     "run fedavg-digits --engine seqential": "did you mean 'sequential'? (see rota run --help)",
     "run fedavg-digits --device gpu": "invalid value for '--device': 'gpu' is not one of auto, cpu, cuda (see",
     "run mmfl-digits --set task.1.lr=-1": "task.1.lr is -1.0: it must be above 0",
-    "compare fedavg-digits --out x --vary seed=1,2 --seeds 2": "--vary seed=... and --seeds both say which seeds",
+    "compare fedavg-digits --out x --vary seed=1,2 --seeds 2": "--vary seed=... and --seeds both set the seeds",
     "run fedavg-digits --resume": "--resume needs --out",
     "list modles": "unknown kind 'modles': did you mean 'models'?",
     "reproduce gdbound": "unknown reproduction 'gdbound': did you mean 'gd-bound'?",
@@ -73,7 +73,7 @@ MISTAKES = {
     "run nodata.toml": "'task.data' is missing: name one of digits, ",
     "run both.toml": "the recipe has 'sampler.fraction' and 'sampler.budget': leave one of them out",
     # keys
-    "run fedavg-digits --set rounds": "--set takes key=value, for example --set task.lr=0.05, and got 'rounds'",
+    "run fedavg-digits --set rounds": "--set takes key=value, for example --set task.lr=0.05, but got 'rounds'",
     "run fedavg-digits --set =3": "--set takes key=value",
     "run fedavg-digits --set task.5.lr=1": "there is no key 'task.5.lr': the recipe has 1 [[task]], numbered from 0",
     "run fedavg-digits --set task.1=": "there is no key 'task.1': the recipe has 1 [[task]], numbered from 0",

@@ -270,6 +270,12 @@ def test_completion_works_in_a_process_of_its_own() -> None:
     assert (done.stdout.split(), done.stderr) == (["fedprox-synthetic"], "")
 
 
+def test_the_package_is_a_command_too() -> None:
+    words = [sys.executable, "-m", "rota", "--help"]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, call("--help").out, "")
+
+
 def test_list_names_every_member_of_every_kind() -> None:
     tables = json.loads(call("list", "--json").out)
     options = {entry["name"]: entry.get("options") for table in tables.values() for entry in table}
@@ -310,7 +316,7 @@ def test_progress_that_nobody_reads_does_not_stop_a_run(
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     with contextlib.redirect_stderr(Closed()):
         assert commands.status(["run", *SMALL, "--out", str(tmp_path / "a"), "--json"]) == 0
 
@@ -511,7 +517,7 @@ def test_waiting_says_so_only_once_it_takes_long(
     with progress.waiting("thinking"):
         pass
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     with progress.waiting("thinking"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "thinking ...\n"
@@ -612,7 +618,7 @@ def test_a_comparison_goes_on_without_runs_that_are_stuck(tmp_path: Path) -> Non
         assert outcome.status == 1
         assert "0.1" in outcome.out
         assert "1e" not in outcome.out.replace(str(tmp_path), "")
-        assert "rota: 1 of 2 runs failed, and are left out: 1e_30-seed0" in outcome.err
+        assert "rota: 1 of 2 runs failed and are left out: 1e_30-seed0" in outcome.err
     assert (
         call(
             "compare",

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from test_cli import call, lines
 
 from rota import recipe
+from rota.cli import summary
 from rota.errors import BadInput
 from rota.recipe import compare
 from rota.running import experiment
@@ -70,7 +71,7 @@ def test_values_can_go_together() -> None:
         (["sampler+sampler=full+kvib"], "--vary names 'sampler' twice"),
         (
             ["sampler+estimator=full+unbiased,kvib"],
-            "--vary sampler+estimator takes 2 values joined by '+', and got 'kvib'",
+            "--vary sampler+estimator takes 2 values joined by '+', but got 'kvib'",
         ),
         (["sampler+=full"], "--vary takes key=value,value,..."),
         (
@@ -157,30 +158,30 @@ def test_a_mistake_in_the_last_run_shows_before_the_first(
 )
 def test_who_reached_the_target(rounds: dict[str, int | None], words: str) -> None:
     assert (
-        compare.reached({"models": {name: {"rounds_to_target": n} for name, n in rounds.items()}})
+        summary.reached({"models": {name: {"rounds_to_target": n} for name, n in rounds.items()}})
         == words
     )
-    assert compare.reached({"models": {name: {} for name in rounds}}) == ""
+    assert summary.reached({"models": {name: {} for name in rounds}}) == ""
 
 
 def test_what_failed_is_said() -> None:
-    def summary(**each: int) -> dict[str, Any]:
+    def ended(**each: int) -> dict[str, Any]:
         return {
             "failures": sum(each.values()),
             "models": {name: {"failures": n} for name, n in each.items()},
         }
 
-    assert compare.failed(summary(a=0)) == ""
-    assert compare.failed(summary(a=1)) == "1 training could not be used: the report says why"
+    assert summary.failed(ended(a=0)) == ""
+    assert summary.failed(ended(a=1)) == "1 training could not be used: the report says why"
     assert (
-        compare.failed(summary(a=20, b=0, c=1))
+        summary.failed(ended(a=20, b=0, c=1))
         == "21 trainings could not be used (a 20, c 1): the report says why"
     )
 
 
 def test_which_models_diverged_is_said() -> None:
     def words(**losses: float | None) -> str:
-        return compare.diverged({"models": {name: {"loss": loss} for name, loss in losses.items()}})
+        return summary.diverged({"models": {name: {"loss": loss} for name, loss in losses.items()}})
 
     assert words(a=0.5, b=1e30) == ""
     assert (
@@ -190,7 +191,7 @@ def test_which_models_diverged_is_said() -> None:
 
 
 def test_what_went_wrong_stands_below_the_table() -> None:
-    def summary(run: str, small: float | None, failures: int) -> dict[str, Any]:
+    def ended(run: str, small: float | None, failures: int) -> dict[str, Any]:
         models = {
             "wide": {"accuracy": 0.5, "loss": 1.0, "failures": 0},
             "small": {"accuracy": 0.5, "loss": small, "failures": failures},
@@ -206,27 +207,27 @@ def test_what_went_wrong_stands_below_the_table() -> None:
         }
         return {"run": run, "models": models, **whole, **costs}
 
-    fine = [summary(f"0.1-seed{seed}", 1.0, 0) for seed in range(2)]
+    fine = [ended(f"0.1-seed{seed}", 1.0, 0) for seed in range(2)]
     bad = [
-        summary("1e38-seed0", None, 3),
-        summary("1e38-seed1", 1.0, 0),
-        summary("1e38-seed2", math.inf, 4),
+        ended("1e38-seed0", None, 3),
+        ended("1e38-seed1", 1.0, 0),
+        ended("1e38-seed2", math.inf, 4),
     ]
-    assert compare.table([*fine, *bad])[-2:] == [
+    assert summary.table([*fine, *bad])[-2:] == [
         "1e38 (2 of 3 seeds): the loss of 'small' is not finite: a lower lr may help",
         "1e38 (2 of 3 seeds): 7 trainings could not be used (small 7): the report says why",
     ]
     assert (
-        compare.table([fine[0], bad[0]])[-2]
+        summary.table([fine[0], bad[0]])[-2]
         == "1e38-seed0: the loss of 'small' is not finite: a lower lr may help"
     )
     alone = [
         {**result, "models": {"small": result["models"]["small"]}} for result in (fine[0], bad[0])
     ]
     assert (
-        compare.table(alone)[-1] == "1e38-seed0: 3 trainings could not be used: the report says why"
+        summary.table(alone)[-1] == "1e38-seed0: 3 trainings could not be used: the report says why"
     )
-    assert not any("not" in line for line in compare.table(fine))
+    assert not any("not" in line for line in summary.table(fine))
 
 
 @given(
@@ -308,12 +309,12 @@ def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None
     kvib, lvr = (
         json.loads((tmp_path / "a" / f"{row[0]}/summary.json").read_text()) for row in rows
     )
-    for row, reached, summary in zip(rows, (quick, slow), (kvib, lvr), strict=True):
-        each = [model["accuracy"] for model in summary["models"].values()]
+    for row, reached, result in zip(rows, (quick, slow), (kvib, lvr), strict=True):
+        each = [model["accuracy"] for model in result["models"].values()]
         percents = [np.mean(each), *each, min(each), np.std(each)]
         assert row[1:7] == [f"{value:.2%}" for value in percents]
-        hits = [f"{model['rounds_to_target'] or '-'}" for model in summary["models"].values()]
-        assert (row[7:], reached) == ([f"{summary['rounds']}"], [row[0], *hits])
+        hits = [f"{model['rounds_to_target'] or '-'}" for model in result["models"].values()]
+        assert (row[7:], reached) == ([f"{result['rounds']}"], [row[0], *hits])
     assert (
         lvr["bytes_down"] > 2 * kvib["bytes_down"]
     )  # all clients are sent all models, to say their losses
@@ -322,7 +323,7 @@ def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None
 
 
 def test_seeds_of_several_models_are_one_row() -> None:
-    def summary(seed: int, accuracy: float, hits: list[int | None]) -> dict[str, Any]:
+    def ended(seed: int, accuracy: float, hits: list[int | None]) -> dict[str, Any]:
         one = {"accuracy": accuracy, "loss": 1.0, "failures": 0}
         models = {
             name: {**one, "rounds_to_target": hit} for name, hit in zip("ab", hits, strict=True)
@@ -342,13 +343,13 @@ def test_seeds_of_several_models_are_one_row() -> None:
         }
         return {"run": f"x-seed{seed}", "models": models, **whole, **costs}
 
-    head, row, _, aim, hits, _, _, cost = compare.table(
-        [summary(0, 0.4, [3, 5]), summary(1, 0.5, [4, None])]
+    head, row, _, aim, hits, _, _, cost = summary.table(
+        [ended(0, 0.4, [3, 5]), ended(1, 0.5, [4, None])]
     )
     assert re.split(r"\s{2,}", row) == ["x (2 seeds)", *["45.0 ± 63.5 %"] * 4, "0.0 %", "10.5"]
     assert re.split(r"\s{2,}", aim) == ["rounds to target", "a", "b"]
     assert re.split(r"\s{2,}", hits) == ["x (2 seeds)", "3.5 ± 6.4", "5 (1 of 2)"]
-    assert compare.table([summary(0, 0.4, [3, None])])[4].split() == ["x-seed0", "3", "-"]
+    assert summary.table([ended(0, 0.4, [3, None])])[4].split() == ["x-seed0", "3", "-"]
     assert re.split(r"\s{2,}", cost) == [
         "x (2 seeds)",
         "1.5 MB 1.0x",
@@ -374,12 +375,12 @@ def test_scores_that_are_not_alike_have_no_columns_over_all() -> None:
         "failures": 0,
         **costs,
     }
-    head, row, *_ = compare.table([{"run": "x-seed0", **one}])
+    head, row, *_ = summary.table([{"run": "x-seed0", **one}])
     assert [re.split(r"\s{2,}", line) for line in (head, row)] == [
         ["run", "a", "b", "rounds"],
         ["x-seed0", "50.00%", "-172.2", "3"],
     ]
-    head, row, *_ = compare.table([{"run": f"x-seed{seed}", **one} for seed in range(2)])
+    head, row, *_ = summary.table([{"run": f"x-seed{seed}", **one} for seed in range(2)])
     assert re.split(r"\s{2,}", row)[1:] == ["50.0 %", "-172.2", "3"]
 
 

@@ -1,4 +1,4 @@
-"""The command line's entry point: light, so that a Ctrl-C is one line and status 130 from the first moment on."""
+"""The command line's entry point. It is light, so that Ctrl-C always prints one line and exits 130."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from contextlib import contextmanager
 
 
 def main() -> None:
-    """Run the command; the commands are in `app`, which takes some tenths of a second to load."""
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # a cluster's stop is a Ctrl-C: checkpoint, then go
+    """Run the command line. The commands are in `app`, which takes a moment to load."""
+    # a cluster stops a job with SIGTERM: treat it as Ctrl-C, so that a checkpoint is written
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with loading():
         from rota.cli.app import status
     sys.exit(status(sys.argv[1:] or ["--help"]))
@@ -21,7 +20,10 @@ def main() -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """While modules are loaded, a Ctrl-C ends the process at once: as an exception inside an import it may get lost, or abort torch."""
+    """End the process at once on Ctrl-C while modules are being imported.
+
+    An exception inside an import may get lost, or abort torch.
+    """
     stops = [
         number
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -39,7 +41,3 @@ def loading() -> Iterator[None]:
 def _leave(*_: object) -> None:
     os.write(2, b"rota: interrupted\n")
     os._exit(130)
-
-
-if __name__ == "__main__":
-    main()

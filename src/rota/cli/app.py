@@ -1,5 +1,6 @@
-"""The commands, and what becomes of their mistakes. Results go to standard output, progress and messages to standard error.
+"""The command line: puts the commands together and reports their errors.
 
+Results go to standard output, progress and messages to standard error.
 Exit status: 0 done, 1 the run failed, 2 bad usage or input, 130 interrupted.
 """
 
@@ -7,97 +8,27 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from rota.cli import loading
-from rota.cli.measure import bench, reproduce
-from rota.cli.options import Json, kinds, starting
-from rota.cli.output import Stopped, interrupted, print_json, print_line
-from rota.cli.runs import compare, report, run
+from rota.cli.bench import bench
+from rota.cli.compare import compare
+from rota.cli.doctor import doctor
+from rota.cli.list import list_
+from rota.cli.output import Stopped, interrupted
+from rota.cli.report import report
+from rota.cli.reproduce import reproduce
+from rota.cli.run import run
 from rota.errors import BadInput, did_you_mean, what_and_where
 
 app = typer.Typer(
     help="Federated learning that decides, every round, who trains which model.",
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: the examples keep their lines, and it reads the same in a pipe
+    rich_markup_mode=None,  # without markup the examples keep their lines, in a pipe too
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def list_(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[KIND]",
-            help="recipes, samplers, estimators, servers, models, data or partitions; default: all.",
-            autocompletion=starting(kinds),
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List what can be named in a recipe.
-
-    \b
-    Examples:
-      rota list
-      rota list samplers
-      rota list models --json
-    """
-    with loading():
-        from rota import recipe
-        from rota.recipe import registry
-
-    known = kinds()
-    if kind is not None and kind not in known:
-        raise BadInput(f"unknown kind '{kind}': {did_you_mean(kind, known)}")
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for each in [kind] if kind else known:
-        if each == "recipes":
-            tables[each] = [
-                {"name": name, "summary": recipe.read(name).get("summary", "")}
-                for name in recipe.names()
-            ]
-        else:
-            tables[each] = registry.table(each)
-    if as_json:
-        print_json(tables[kind] if kind else tables)
-        return
-    for each, entries in tables.items():
-        print_line(each)
-        width = max(len(entry["name"]) for entry in entries)
-        for entry in entries:
-            print_line(f"  {entry['name']:{width}}  {entry['summary']}")
-            if kind and "needs" in entry:
-                bias = "unbiased" if entry["unbiased"] else "biased"
-                print_line(
-                    f"  {'':{width}}    {bias}; needs {entry['needs']}; cost: {entry['costs']}"
-                )
-
-
-def doctor(as_json: Json = False) -> None:
-    """Say what is installed, and which devices and data there are.
-
-    \b
-    Examples:
-      rota doctor
-      rota doctor --json
-    """
-    with loading():
-        from rota.cli import doctor
-
-    found = doctor.examine()
-    if as_json:
-        print_json(found)
-        return
-    for topic, entries in found.items():
-        print_line(topic)
-        width = max(len(name) for name in entries)
-        for name, value in entries.items():
-            print_line(f"  {name:{width}}  {value}")
-
-
 app.command()(run)
 app.command("list")(list_)
 app.command()(compare)
@@ -107,17 +38,17 @@ app.command()(bench)
 app.command()(doctor)
 
 USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
-"""What typer raises for wrong arguments: the base of the one such error that it exports."""
+"""What typer raises for wrong arguments. It exports only one subclass of it."""
 
 
 def status(words: list[str]) -> int:
-    """Run a command line and say what went wrong, if anything: every mistake becomes one sentence and a status."""
+    """Run a command line and return its exit status. Report each error in one sentence."""
     with loading():
         from rota.cli.progress import say
 
     try:
         ended = int(app(words, prog_name="rota", standalone_mode=False) or 0)
-        if ended == 130:  # how typer passes a Ctrl-C on
+        if ended == 130:  # typer's way to pass on a Ctrl-C
             say("rota: interrupted")
         return ended
     except USAGE_ERROR as mistake:
@@ -126,21 +57,18 @@ def status(words: list[str]) -> int:
     except BadInput as mistake:
         say(f"rota: {mistake}")
         return 2
-    except (
-        KeyboardInterrupt,
-        typer.Abort,
-    ):  # before a command begins; and how older versions of typer do
+    except (KeyboardInterrupt, typer.Abort):  # before a command begins; older versions of typer
         say("rota: interrupted")
         return 130
     except Stopped as stop:
         if os.environ.get("ROTA_DEBUG") and stop.status == 1:
             raise
-        kept = (
-            "; the checkpoint is written" * bool(stop.again)
-            if stop.status == 130
-            else "; set ROTA_DEBUG=1 for the traceback"
-        )
-        say(f"rota: {stop}{kept}")
+        if stop.status != 130:
+            say(f"rota: {stop}; set ROTA_DEBUG=1 for the traceback")
+        elif stop.again:
+            say(f"rota: {stop}; the checkpoint is written")
+        else:
+            say(f"rota: {stop}")
         if stop.again:
             say(f"rota: to resume: {stop.again}")
         return stop.status
@@ -155,30 +83,33 @@ def status(words: list[str]) -> int:
 
 
 def _usage(mistake: Any, words: list[str]) -> str:
-    """Typer's complaint about the arguments as one sentence, and where to read on."""
+    """Typer's complaint about the arguments as one sentence, with where to read more."""
     text = mistake.format_message().rstrip(".")
     if "option_name" in vars(mistake) and text.startswith("No such option"):
+        option = mistake.option_name
         known = [name for parameter in mistake.ctx.command.params for name in parameter.opts]
-        hint = _key(mistake.option_name, words) if "--set" in known else ""
-        text = f"unknown option {mistake.option_name}: {hint or did_you_mean(mistake.option_name, known)}"
-    return f"{text[0].lower()}{text[1:]} (see {mistake.ctx.command_path if mistake.ctx else 'rota'} --help)"
+        hint = _setting(option, words) if "--set" in known else ""
+        text = f"unknown option {option}: {hint or did_you_mean(option, known)}"
+    command = mistake.ctx.command_path if mistake.ctx else "rota"
+    return f"{text[0].lower()}{text[1:]} (see {command} --help)"
 
 
-def _key(option: str, words: list[str]) -> str:
-    """What to write for an option that is a key of the recipe (--rounds 5, --lr=0.1, --sampler.budget 3); nothing for any other."""
+def _setting(option: str, words: list[str]) -> str:
+    """What to write instead of an option that is a recipe's key; empty for any other option.
+
+    Such options are --rounds 5, --lr=0.1 or --sampler.budget 3.
+    """
     from rota import recipe
 
     key = option.removeprefix("--")
-    if key.partition(".")[0] in recipe.TASK_KEYS:
+    first = key.partition(".")[0]
+    if first in recipe.TASK_KEYS:
         key = f"task.{key}"
-    elif key.partition(".")[0] not in recipe.KEYS:
+    elif first not in recipe.KEYS:
         return ""
-    given, equals, value = next(
-        word for word in words if word.partition("=")[0] == option
-    ).partition("=")
+    place = next(n for n, word in enumerate(words) if word.partition("=")[0] == option)
+    _, equals, value = words[place].partition("=")
     if not equals:
-        value = next(
-            (word for word in words[words.index(given) + 1 :][:1] if not word.startswith("-")),
-            "VALUE",
-        )
+        after = words[place + 1 : place + 2]
+        value = after[0] if after and not after[0].startswith("-") else "VALUE"
     return f"it is a key of the recipe, so use --set {shlex.quote(f'{key}={value}')}"

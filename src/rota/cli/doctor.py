@@ -1,4 +1,4 @@
-"""What is on this machine: versions, devices, data."""
+"""rota doctor: the versions, devices and data on this machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import os
 import platform
 from importlib import metadata
 
-import torch
-
-from rota import data
-from rota.engine.native import build
+from rota.cli import loading
+from rota.cli.options import Json
+from rota.cli.output import print_json, print_line
 from rota.errors import BadInput
 
 PACKAGES = (
@@ -19,7 +18,6 @@ PACKAGES = (
     "safetensors",
     "scikit-learn",
     "plotly",
-    "pydantic",
     "rich",
     "typer",
     "flwr",
@@ -27,16 +25,35 @@ PACKAGES = (
 )
 
 
+def doctor(as_json: Json = False) -> None:
+    """Show what is installed, and which devices and data are here.
+
+    \b
+    Examples:
+      rota doctor
+      rota doctor --json
+    """
+    found = examine()
+    if as_json:
+        print_json(found)
+        return
+    for topic, entries in found.items():
+        print_line(topic)
+        width = max(map(len, entries))
+        for name, value in entries.items():
+            print_line(f"  {name:{width}}  {value}")
+
+
 def examine() -> dict[str, dict[str, str]]:
     """Topic -> name -> finding."""
+    with loading():
+        import torch
+
+    cores = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     return {
         "machine": {"python": platform.python_version(), "system": platform.platform()},
         "packages": {name: _version(name) for name in PACKAGES},
-        "devices": {
-            "cpu": f"{torch.get_num_threads()} of {os.cpu_count()} cores",
-            "kernels": _kernels(),
-            **_gpus(),
-        },
+        "devices": {"cpu": cores, "kernels": _kernels(), **_gpus()},
         "data": _data(),
     }
 
@@ -50,29 +67,35 @@ def _version(package: str) -> str:
 
 def _kernels() -> str:
     """Whether small models train at full speed on the CPU."""
+    import torch
+
+    from rota.engine.native import build
+
     try:
         build.library(torch.float32)
     except build.Unavailable as reason:
-        return f"CPU kernels not compiled: {reason}; models train several times slower in torch operators"
+        slow = "models train several times slower in torch operators"
+        return f"CPU kernels not compiled: {reason}; {slow}"
     return f"CPU kernels compiled with {build.compiler()}"
 
 
 def _gpus() -> dict[str, str]:
+    import torch
+
     if not torch.cuda.is_available():
         return {"cuda": "none"}
     return {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
 
 
 def _data() -> dict[str, str]:
-    """Each source whose files have a place, and the folder that is asked first."""
+    """The folder that is searched first, and whether the files of each source are there."""
+    from rota import data
+
     found = {"ROTA_DATA": os.environ.get("ROTA_DATA") or "not set"}
     try:
-        return found | {
-            name: "at hand" if data.at_hand(name) else "not here yet"
-            for name in data.SOURCES
-            if name != "folder"
-        }
-    except (
-        BadInput
-    ) as mistake:  # a ROTA_DATA that is not a folder: that is what a doctor should say
+        for name in data.SOURCES:
+            if name != "folder":
+                found[name] = "at hand" if data.at_hand(name) else "not here yet"
+    except BadInput as mistake:  # ROTA_DATA is not a folder: exactly what a doctor should say
         return {"ROTA_DATA": str(mistake)}
+    return found

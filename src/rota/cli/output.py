@@ -1,4 +1,4 @@
-"""What the commands print: results to standard output; and how an end before the end is told."""
+"""What the commands print on standard output, and how the command line reports an early end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def print_line(text: str) -> None:
-    """A line of results. A reader that has seen enough (`rota list | head -1`) is no error."""
+    """Print a line of results. A reader that leaves early (`rota list | head -1`) is no error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -17,13 +17,27 @@ def print_line(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
+    """Print a value as one line of JSON, with null for numbers that are not finite."""
     from rota.running.record import finite
 
     print_line(json.dumps(finite(value), allow_nan=False))
 
 
+def print_names(known: dict[str, str], as_json: bool) -> None:
+    """Print the names that a command accepts, with their summaries."""
+    if as_json:
+        print_json([{"name": name, "summary": summary} for name, summary in known.items()])
+        return
+    width = max(map(len, known))
+    for name, summary in known.items():
+        print_line(f"{name:{width}}  {summary}")
+
+
 class Stopped(Exception):
-    """A run ended before its last round: the exit status, what happened, and the command that goes on with it, if it had begun."""
+    """A run ended before its last round.
+
+    It has the exit status, what happened, and the command that resumes the run if it had begun.
+    """
 
     def __init__(self, status: int, what: str, again: str | None) -> None:
         super().__init__(what)
@@ -32,7 +46,7 @@ class Stopped(Exception):
 
 
 def interrupted(error: BaseException | None) -> bool:
-    """Whether a Ctrl-C is what an error comes from: libraries that are loaded in the middle of it make an ImportError of one."""
-    return isinstance(error, KeyboardInterrupt) or (
-        error is not None and interrupted(error.__cause__ or error.__context__)
-    )
+    """Whether an error comes from a Ctrl-C. Libraries that are being imported may hide it."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return error is not None
+    return interrupted(error.__cause__ or error.__context__)

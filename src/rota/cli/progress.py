@@ -1,4 +1,7 @@
-"""What a person sees while something goes on, on standard error: a live line on a terminal, a plain line now and then elsewhere."""
+"""What a person sees on standard error while something is running.
+
+On a terminal it is a live line; elsewhere it is a line of text every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rota.running.record import Record  # which loads torch
 
-PLAIN_SECONDS = 2.0
+LINE_SECONDS = 2.0
+"""Time between two lines where there is no terminal."""
 
 
 def console() -> Console:
@@ -27,20 +31,21 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """A line on standard error. That nobody reads it any more (a closed pipe) is no reason to stop."""
+    """Print a line on standard error. If nobody reads it (a closed pipe), carry on."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def waiting(what: str, still: bool = False) -> Iterator[None]:
-    """Show that something is being done that has no steps to count: at once on a terminal, elsewhere once it takes long.
+    """Show that something without countable steps is running.
 
-    `still` does without motion, for what may show a progress of its own (a download): two on one line would fight for it.
+    On a terminal it shows at once, elsewhere only when it takes long. `still` is for work that may
+    show a progress of its own (a download): two moving lines would overwrite each other.
     """
     screen = console()
     if not screen.is_terminal:
-        notice = threading.Timer(PLAIN_SECONDS, say, [f"{what} ..."])
+        notice = threading.Timer(LINE_SECONDS, say, [f"{what} ..."])
         notice.start()
         try:
             yield
@@ -59,35 +64,26 @@ def waiting(what: str, still: bool = False) -> Iterator[None]:
 
 @contextmanager
 def rounds(title: str, total: int) -> Iterator[Callable[[Record], None]]:
-    """Show the rounds of one run; call what this yields with every record."""
+    """Show the rounds of one run. Call what this yields with each record."""
     screen = console()
     if not screen.is_terminal:
-        yield _plain(title, total)
+        yield _by_line(title, total)
         return
-    room = max(
-        8, screen.width - 54 - len(f"round {total}/{total}")
-    )  # what the numbers leave of a line
-    texts = (
-        "{task.description}",
-        "round {task.completed:.0f}/{task.total:.0f}",
-        "{task.fields[news]}",
-    )
-    name, count, news = (TextColumn(text, markup=False) for text in texts)
+    # the numbers leave this much of the line to the title
+    room = max(8, screen.width - 54 - len(f"round {total}/{total}"))
+    name = TextColumn("{task.description}", markup=False)
+    count = TextColumn("round {task.completed:.0f}/{task.total:.0f}", markup=False)
+    news = TextColumn("{task.fields[news]}", markup=False)
     bars = [BarColumn(20)] if screen.width >= 100 else []
     with Progress(name, *bars, count, news, TimeLeft(), console=screen) as bar:
-        task = bar.add_task(
-            title if len(title) <= room else f"{title[: room - 1]}…",
-            total=total,
-            news="",
-            start=False,
-        )
+        short = title if len(title) <= room else f"{title[: room - 1]}…"
+        task = bar.add_task(short, total=total, news="", start=False)
         last = ""
 
         def show(record: Record) -> None:
             nonlocal last
-            if (
-                not bar.tasks[0].started
-            ):  # a resumed run does not begin at round 1, and its earlier rounds took no time
+            if not bar.tasks[0].started:
+                # a resumed run does not begin at round 1, and its earlier rounds took no time now
                 bar.reset(task, completed=record["round"] - 1)
             last = scores(record) or last
             bar.update(task, completed=record["round"], news=f"{last}  {clients(record)}")
@@ -96,7 +92,7 @@ def rounds(title: str, total: int) -> Iterator[Callable[[Record], None]]:
 
 
 class TimeLeft(ProgressColumn):
-    """The time until the last round, once it can be told."""
+    """The time until the last round, once it can be estimated."""
 
     max_refresh = 0.5
 
@@ -105,7 +101,8 @@ class TimeLeft(ProgressColumn):
         return Text(f"{duration(left)} left" if left and not task.finished else "")
 
 
-def _plain(title: str, total: int) -> Callable[[Record], None]:
+def _by_line(title: str, total: int) -> Callable[[Record], None]:
+    """Progress without a terminal: a line every few seconds."""
     began = shown = time.monotonic()
     first, last = None, ""
 
@@ -113,59 +110,59 @@ def _plain(title: str, total: int) -> Callable[[Record], None]:
         nonlocal began, shown, first, last
         now, done = time.monotonic(), record["round"]
         last = scores(record) or last
-        if first is None:  # the first round also warms up: the time left is counted from its end
+        if first is None:  # the first round also warms up: estimate the time left from its end
             first, began = done, now
-        if now - shown < PLAIN_SECONDS and done < total:
+        if now - shown < LINE_SECONDS and done < total:
             return
         shown = now
-        left = (
-            f"{duration((now - began) / (done - first) * (total - done))} left"
-            if first < done < total
-            else ""
-        )
-        say(
-            "  ".join(filter(None, (f"{title}: round {done}/{total}", last, clients(record), left)))
-        )
+        left = ""
+        if first < done < total:
+            left = f"{duration((now - began) / (done - first) * (total - done))} left"
+        words = [f"{title}: round {done}/{total}", last, clients(record), left]
+        say("  ".join(filter(None, words)))
 
     return show
 
 
 def scores(record: Record) -> str:
-    """The round's accuracy and loss, or each model's own score where these are not alike; nothing where the models were not tested."""
+    """The round's accuracy and loss, or each model's score where the scores are not alike.
+
+    It is empty for a round without a test.
+    """
     if record["accuracy"] is not None:
         return f"accuracy {score(record['accuracy'])}  loss {loss(record['loss'])}"
-    return "  ".join(
+    tested = [
         f"{name} {score(model['accuracy'])}"
         for name, model in record["models"].items()
         if "accuracy" in model
-    )
+    ]
+    return "  ".join(tested)
 
 
 def score(value: float | None) -> str:
-    """An accuracy as a percentage; a score that is no share as it is."""
+    """An accuracy as a percentage, or a score that is not a share as a number."""
     if value is None or not math.isfinite(value):
         return "not finite"
     return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"
 
 
 def loss(value: float | None) -> str:
-    """A loss in few digits; one that has overflowed is kept as null, and said."""
+    """A loss in a few digits. None stands for one that has overflowed."""
     if value is None or not math.isfinite(value):
         return "not finite"
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
 def clients(record: Record) -> str:
-    drawn, failed = (
-        sum(len(clients) for clients in record["cohort"].values()),
-        len(record["failures"]),
-    )
+    """5 clients, 1 failed; with several models a client may train more than one."""
+    drawn = sum(len(clients) for clients in record["cohort"].values())
+    failed = len(record["failures"])
     what = "client" if len(record["cohort"]) == 1 else "training"
     return f"{drawn} {what}{'s' * (drawn != 1)}" + (f", {failed} failed" if failed else "")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them, as far as an estimate goes."""
+    """Seconds in words, as precise as an estimate can be."""
     minutes = round(seconds / 60)
     if seconds < 99.5:
         return f"{round(seconds)} s"

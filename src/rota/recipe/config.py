@@ -125,7 +125,7 @@ def override(config: Config, setting: str) -> Config:
     path, equals, text = setting.partition("=")
     if not equals or not path:
         raise BadInput(
-            f"--set takes key=value, for example --set task.lr=0.05, and got '{setting}'"
+            f"--set takes key=value, for example --set task.lr=0.05, but got '{setting}'"
         )
     return assign(config, path.strip(), value_of(text))
 

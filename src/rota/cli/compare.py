@@ -1,0 +1,128 @@
+"""rota compare."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rota.cli import loading
+from rota.cli.options import (
+    Device,
+    DeviceName,
+    Engine,
+    EngineName,
+    Json,
+    Precision,
+    PrecisionName,
+    Recipe,
+    Set,
+)
+from rota.cli.output import Stopped, print_json, print_line
+from rota.cli.report import write_page
+from rota.cli.run import check_folder, train
+from rota.errors import BadInput, at
+
+
+def compare(
+    recipe: Recipe,
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=A,B,...",
+            help="What to vary. Several of these make all combinations;"
+            " K+L=A+B,C+D varies two keys together.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the comparison, with a run folder for each value and seed.",
+        ),
+    ],
+    seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds for each value.")] = 1,
+    set_: Set = [],  # noqa: B006
+    engine: Engine = EngineName.auto,
+    device: Device = DeviceName.auto,
+    precision: Precision = PrecisionName.fp32,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Resume the comparison in --out. Finished runs are not run again."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe for each value and seed, and compare the runs.
+
+    \b
+    Examples:
+      rota compare fedavg-digits --vary estimator=fedavg,unbiased --out runs/a
+      rota compare fedavg-mnist --vary task.lr=0.05,0.1 --seeds 5 --out runs/b
+    """
+    with loading():
+        from rota import recipe as recipes
+        from rota.cli import progress
+        from rota.cli.summary import table
+        from rota.recipe import compare as comparisons
+
+    config = recipes.read(recipe)
+    for setting in set_:
+        config = recipes.override(config, setting)
+    runs = comparisons.variants(config, vary, seeds)
+    started = {name for name in runs if resume and (out / name / "config.toml").exists()}
+    for name, variant in runs.items():
+        check_folder(recipes.resolve(variant), out / name, name in started)
+    if resume and not started:
+        raise BadInput(
+            f"there is no comparison to resume in {out}: leave --resume out to start one there"
+        )
+    if not resume:
+        check_folder({}, out, resume)
+    # a mistake in the last run should show now, not after hours
+    with progress.waiting("checking the settings", still=True):
+        comparisons.check_all(runs)
+    how = {"engine": engine, "device": device, "precision": precision}
+    results, stuck = _train_all(runs, out, how, started)
+    if not results:
+        last = list(stuck.values())[-1]
+        raise Stopped(1, f"all runs failed; the last one: {last}", None)
+    report = write_page([out / result["run"] for result in results], out / "report.html")
+    if as_json:
+        print_json(results)
+    else:
+        for line in [*table(results), f"report: {report}"]:
+            print_line(line)
+    if stuck:
+        which = f"{len(stuck)} of {len(runs)} runs failed and are left out"
+        raise Stopped(1, f"{which}: {', '.join(stuck)}", None)
+
+
+def _train_all(
+    runs: dict[str, dict[str, Any]], out: Path, how: dict[str, Any], started: set[str]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Train one run after the other: the summaries, and why the runs that got stuck failed."""
+    from rota.cli import progress
+    from rota.running.experiment import Stuck
+
+    given = [word for word in sys.argv[1:] if word != "--resume"]
+    again = f"rota {shlex.join(given)} --resume"
+    results: list[dict[str, Any]] = []
+    stuck: dict[str, str] = {}
+    for number, (name, variant) in enumerate(runs.items(), start=1):
+        title = f"{name} ({number}/{len(runs)})"
+        try:
+            with at(f"the run '{name}'"):  # the check saw the data of each setting's first seed
+                summary = train(variant, title, out / name, how, name in started, again)
+        except Stopped as end:
+            if not isinstance(end.__cause__, Stuck):
+                raise
+            stuck[name] = str(end)  # the other runs are not affected
+            progress.say(f"rota: {name}: {end}")
+            continue
+        results.append({"run": name, **summary})
+    return results, stuck

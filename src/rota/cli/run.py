@@ -1,0 +1,127 @@
+"""rota run, and how one recipe is trained in its folder."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rota.cli import loading
+from rota.cli.options import (
+    Device,
+    DeviceName,
+    Engine,
+    EngineName,
+    Json,
+    Precision,
+    PrecisionName,
+    Recipe,
+    Set,
+)
+from rota.cli.output import Stopped, interrupted, print_json, print_line
+from rota.cli.report import write_page
+from rota.errors import BadInput, what_and_where
+
+
+def run(
+    recipe: Recipe,
+    set_: Set = [],  # noqa: B006
+    engine: Engine = EngineName.auto,
+    device: Device = DeviceName.auto,
+    precision: Precision = PrecisionName.fp32,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the run; default: runs/RECIPE-TIME."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Resume the run in --out from its last checkpoint."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe.
+
+    \b
+    Examples:
+      rota run fedavg-digits
+      rota run fedavg-mnist --set task.lr=0.05 --set rounds=50 --out runs/try
+      rota run runs/try/config.toml --out runs/try --resume
+    """
+    with loading():
+        from rota import recipe as recipes
+        from rota.cli.summary import sentences
+
+    if resume and out is None:
+        raise BadInput("--resume needs --out: give the folder of the run to resume")
+    config = recipes.read(recipe)
+    for setting in set_:
+        config = recipes.override(config, setting)
+    path = Path(recipe).absolute()
+    title = path.parent.name if path.name == "config.toml" else path.stem
+    out = out or Path("runs") / f"{title}-{time.strftime('%Y%m%d-%H%M%S')}"
+    how = {"engine": engine, "device": device, "precision": precision}
+    summary = train(config, title, out, how, resume, _resuming(out, how))
+    report = write_page([out], out / "report.html")
+    if as_json:
+        print_json({**summary, "folder": str(out), "report": str(report)})
+        return
+    for line in [*sentences(summary), f"report: {report}"]:
+        print_line(line)
+
+
+def _resuming(out: Path, how: dict[str, Any]) -> str:
+    """The command that resumes the run in a folder."""
+    words = ["rota", "run", str(out / "config.toml"), "--out", str(out)]
+    for key, value in how.items():
+        if value not in ("auto", "fp32"):
+            words += [f"--{key}", value]
+    return shlex.join([*words, "--resume"])
+
+
+def train(
+    config: dict[str, Any], title: str, out: Path, how: dict[str, Any], resume: bool, again: str
+) -> dict[str, Any]:
+    """Train one config in its folder, show the progress, and return the summary.
+
+    `how` is passed to `execute`; `again` is the command that resumes this run.
+    """
+    with loading():
+        from rota import recipe as recipes
+        from rota.cli import progress
+        from rota.running.experiment import Stuck, execute
+
+    config = recipes.resolve(config)
+    check_folder(config, out, resume)  # before the data are loaded
+    with progress.waiting("loading the data", still=True):
+        experiment = recipes.build(config)
+    try:
+        with progress.rounds(title, experiment.rounds) as watch:
+            done = execute(experiment, **how, out=out, resume=resume, config=config, watch=watch)
+    except BadInput:
+        raise
+    except Stuck as end:
+        raise Stopped(1, f"the run failed: {end}", None) from end
+    except (Exception, KeyboardInterrupt) as error:
+        begun = again if (out / "config.toml").exists() else None
+        if interrupted(error):
+            raise Stopped(130, "interrupted", begun) from error
+        raise Stopped(1, f"the run failed: {what_and_where(error)}", begun) from error
+    return done.summary
+
+
+def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
+    """A new run needs an unused folder, a resumed run the folder of a run with the same config."""
+    from rota.running.folder import Folder, refuse_used
+
+    try:
+        if resume:
+            with Folder.reopen(out, config):
+                return
+        refuse_used(out)
+    except OSError as error:
+        raise BadInput(
+            f"cannot use the output folder {out} ({error.strerror}): choose another --out"
+        ) from error
