@@ -411,9 +411,13 @@ class Batched:
 
         def chunks() -> list[Chunk]:
             result = finish()
-            results = (result.update, result.buffers, result.loss, todo["steps"], examples)
+            ok = np.array([not reason for reason in result.reason])
+            steps, seen = np.where(ok, todo["steps"], 0), np.where(ok, examples, 0)
+            results = (result.update, result.buffers, result.loss, steps, seen)
             return [
-                self._chunk(plan, rows, model, now, models[model].nbytes, *results)
+                self._chunk(
+                    plan, rows, model, now, models[model].nbytes, *results, reason=result.reason
+                )
                 for model in present.tolist()
             ]
 
@@ -454,10 +458,11 @@ class Batched:
 
     def _chunk(
         self, plan: Plan, rows: Array, model: int, now: int, nbytes: int, update: Tensor, buffers: Tensor, loss: Array, steps: Array,
-        examples: Array, norm: Array | None = None,
+        examples: Array, norm: Array | None = None, reason: list[str] | None = None,
     ) -> Chunk:  # fmt: skip
         """The rows of one model in a stack's results."""
         mine = np.flatnonzero(plan.model[rows] == model)
+        reason = [""] * len(mine) if reason is None else [reason[i] for i in mine]
         if len(mine) < len(rows):
             update, buffers, loss, steps, examples, rows = (
                 update[mine],
@@ -481,6 +486,6 @@ class Batched:
             steps,
             examples,
             seconds,
-            [""] * len(rows),
+            reason,
             measured,
         )

@@ -19,7 +19,15 @@ from torch import Tensor
 
 from rota import rng, weights
 from rota.arrays import Array
-from rota.engine.native.build import ROW, Unavailable, Work, library
+from rota.engine.native.build import (
+    LABEL_OUTSIDE,
+    ROW,
+    TOKEN_OUTSIDE,
+    UNTRAINED,
+    Unavailable,
+    Work,
+    library,
+)
 from rota.engine.native.program import (
     BUFFERS,
     GRADIENT,
@@ -36,17 +44,19 @@ from rota.engine.native.program import (
 )
 from rota.engine.native.translate import translate
 from rota.engine.stack import Steps, half, repeated, same_gradient
+from rota.engine.trace import Unbatchable
 
 __all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of some rows."""
+    """What some rows' training gave. A row with a reason failed: its update is 0 and its loss NaN."""
 
     update: Tensor
     buffers: Tensor
     loss: Array
+    reason: list[str]
 
 
 class Native:
@@ -140,6 +150,7 @@ class Native:
         rows["update"], rows["buffers"] = (
             _addresses(out, np.arange(number)) for out in (update, after)
         )
+        rows["status"] = UNTRAINED
         rows["shift"] = 0 if shift is None else _addresses(shift, np.arange(number))
         work, taken = self.work(width, plain), ctypes.c_int64(0)
         call = (
@@ -152,21 +163,37 @@ class Native:
         )
         held = work, taken, rows, starts, buffers, shift, update, after
 
-        def run() -> int:
+        def run() -> None:
             """Some of the rows; what they read and write stays as long as this runs, even if nobody waits for it."""
-            return int((self.lib.rota_train(*call), held)[0])
+            _ = self.lib.rota_train(*call), held
 
         done = [threads.submit(run) for _ in range(min(workers, number))]
 
         def finish() -> Result:
-            failed = [each.result() for each in done]  # all of them, before anything is read
-            if any(failed):
+            for each in done:  # all of them, before anything is read
+                each.result()
+            if (rows["status"] == UNTRAINED).any():
                 raise MemoryError(
                     "no memory for a client's local training: fewer cores need less (taskset, or --engine sequential)"
                 )
-            return Result(update, after, rows["loss"].copy())
+            return Result(update, after, rows["loss"].copy(), reasons(rows))
 
         return finish
+
+
+OUTSIDE = {
+    TOKEN_OUTSIDE: "a token is outside the embedding",
+    LABEL_OUTSIDE: "a label is outside the model's outputs",
+}
+
+
+def reasons(rows: Array) -> list[str]:
+    """Why each row (of a ROW array) failed; empty where it did not."""
+    columns = (rows[name].tolist() for name in ("status", "value", "size"))
+    return [
+        f"{OUTSIDE[status]}: {value} is not in 0..{size - 1}" if status in OUTSIDE else ""
+        for status, value, size in zip(*columns, strict=True)
+    ]
 
 
 def _addresses(matrix: Tensor, rows: Array) -> Array:
@@ -195,9 +222,11 @@ def verify(native: Native, width: int) -> None:
         first = min(number * real, len(native.y) - real)
         rows["first"] = first
         with ThreadPoolExecutor(1) as thread:
-            update = native.start(
+            result = native.start(
                 thread, 1, width, True, rows.copy(), start.params[None], start.buffers[None], None
-            )().update
-        same_gradient(steps, update, first + rng.permutation(rng.fold(key, 0), real), key)
+            )()
+        if result.reason[0]:
+            raise Unbatchable(result.reason[0])
+        same_gradient(steps, result.update, first + rng.permutation(rng.fold(key, 0), real), key)
 
     repeated(trial)

@@ -64,9 +64,13 @@ ROW = np.dtype(
         *((name, np.int64) for name in ("first", "examples", "batch", "per_epoch", "steps")),
         *((name, np.float64) for name in ("rate", "loss")),
         *((name, np.uintp) for name in ("start", "start_buffers", "shift", "update", "buffers")),
+        *((name, np.int64) for name in ("status", "value", "size")),
     ]
 )
 """rota.c's Row."""
+
+TRAINED, UNTRAINED, TOKEN_OUTSIDE, LABEL_OUTSIDE = range(4)
+"""How a row's training ended."""
 
 
 def compiler() -> str | None:
@@ -109,6 +113,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
         ctypes.c_void_p,
         ctypes.c_void_p,
     ]
+    lib.rota_train.restype = None
     lib.rota_convolution_space.argtypes = [ctypes.c_void_p]
     lib.rota_product_space.argtypes = [ctypes.c_int64, ctypes.c_int64]
     lib.rota_convolution_space.restype = lib.rota_product_space.restype = ctypes.c_int64

@@ -52,7 +52,9 @@ def _log_softmax_backward(
     return done
 
 
-def _plain_nll(log_p: Place, weight: Any, reduction: int) -> None:
+def _plain_nll(log_p: Place, y: Place, weight: Any, reduction: int) -> None:
+    if not y.whole:
+        raise Unsupported("a loss whose labels are not integers")
     if weight is not None or reduction != 0 or log_p.like.dim() != 2:
         raise Unsupported("a loss with class weights or over several places")
 
@@ -61,9 +63,15 @@ def _plain_nll(log_p: Place, weight: Any, reduction: int) -> None:
 def _nll(
     w: Writer, target: Any, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int
 ) -> list[Place]:
-    _plain_nll(log_p, weight, reduction)
+    _plain_nll(log_p, y, weight, reduction)
     out = w.new(y.shape)
-    w.emit(NLL, [out, log_p, y], log_p.shape)
+    w.emit(
+        NLL,
+        [out, w.contiguous(log_p), y],
+        log_p.shape,
+        [(), (), y.like.stride()],
+        [ignore],
+    )
     return [out, out]
 
 
@@ -71,9 +79,15 @@ def _nll(
 def _nll_backward(
     w: Writer, target: Any, gradient: Place, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int, total: Place
 ) -> Place:  # fmt: skip
-    _plain_nll(log_p, weight, reduction)
+    _plain_nll(log_p, y, weight, reduction)
     out = w.new(log_p.shape)
-    w.emit(NLL_BACKWARD, [out, gradient, y], log_p.shape, [(), gradient.like.stride()])
+    w.emit(
+        NLL_BACKWARD,
+        [out, gradient, y],
+        log_p.shape,
+        [(), gradient.like.stride(), y.like.stride()],
+        [ignore],
+    )
     return out
 
 
@@ -169,27 +183,35 @@ def _pool_backward(
     return out
 
 
+def _plain_tokens(tokens: Place) -> None:
+    if not tokens.whole or not tokens.like.is_contiguous():
+        raise Unsupported("an embedding of scattered tokens, or of numbers that are not integers")
+
+
 @rule(aten.embedding.default)
-def _embedding(w: Writer, target: Any, table: Place, words: Place, *_: Any) -> Place:
-    if not words.like.is_contiguous():
-        raise Unsupported("an embedding of scattered words")
-    out = w.new([*words.shape, table.shape[1]])
-    w.emit(EMBEDDING, [out, table, words], [words.like.numel(), table.shape[1]])
+def _embedding(w: Writer, target: Any, table: Place, tokens: Place, *_: Any) -> Place:
+    _plain_tokens(tokens)
+    number, wide = table.shape
+    out = w.new([*tokens.shape, wide])
+    w.emit(
+        EMBEDDING, [out, w.contiguous(table), tokens], [tokens.like.numel(), wide], extra=[number]
+    )
     return out
 
 
 @rule(aten.embedding_dense_backward.default)
 def _embedding_backward(
-    w: Writer, target: Any, gradient: Place, words: Place, number: int, padding: int, scaled: bool
+    w: Writer, target: Any, gradient: Place, tokens: Place, number: int, padding: int, scaled: bool
 ) -> Place:
-    if scaled or not words.like.is_contiguous():
+    _plain_tokens(tokens)
+    if scaled:
         raise Unsupported("an embedding scaled by frequency")
     wide = gradient.shape[-1]
     out = w.new([number, wide])
     w.emit(
         EMBEDDING_BACKWARD,
-        [out, w.contiguous(gradient), words],
-        [words.like.numel(), wide],
+        [out, w.contiguous(gradient), tokens],
+        [tokens.like.numel(), wide],
         extra=[number, padding],
     )
     return out

@@ -43,7 +43,11 @@ typedef struct {
   double rate, loss;
   const R *start, *start_buffers, *shift; /* shift may be NULL */
   R *update, *buffers;
+  int64_t status, value, size; /* of an index that is outside 0..size-1: the index and the size */
 } Row;
+
+/* How a row's training ended. Rows are UNTRAINED until a thread has finished them. */
+enum { TRAINED, UNTRAINED, TOKEN_OUTSIDE, LABEL_OUTSIDE };
 
 static uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -151,11 +155,19 @@ static void layer_backward(const int64_t *n, R *dx, const R *dy, R *w, const R *
     }
 }
 
-static void execute(const Instruction *in, char *const *base) {
+/* Record an index that is outside 0..size-1. Indices are data, so every one is checked before it is used. */
+static int64_t outside(Row *row, int64_t status, int64_t value, int64_t size) {
+  row->value = value;
+  row->size = size;
+  return status;
+}
+
+/* Run one instruction, and return the row's status: TRAINED if training can continue. */
+static int64_t execute(const Instruction *in, char *const *base, Row *row) {
   const int64_t *e = in->extra, *n = in->shape;
   if (in->code < 100) {
     each(EVERY[in->code], n, (int)in->dims, AT(0), in->at[0].stride, AT(1), in->at[1].stride, AT(2), in->at[2].stride, AT(3), in->at[3].stride);
-    return;
+    return TRAINED;
   }
   switch (in->code) {
     case CODE_PRODUCT: /* at: c a b space; extra: m n k, strides of a, b, c, keep, sign */
@@ -185,12 +197,23 @@ static void execute(const Instruction *in, char *const *base) {
         for (int64_t j = 0; j < n[1]; j++) o[j] = g[j] - exponential(out[j]) * total;
       }
       break;
-    case CODE_NLL:
-      for (int64_t i = 0; i < n[0]; i++) AT(0)[i] = -AT(1)[i * n[1] + INTS(2)[i]];
+    case CODE_NLL: /* extra: the label that has no loss */
+      for (int64_t i = 0; i < n[0]; i++) {
+        int64_t label = INTS(2)[i * in->at[2].stride[0]];
+        AT(0)[i] = 0;
+        if (label == e[0]) continue;
+        if (label < 0 || label >= n[1]) return outside(row, LABEL_OUTSIDE, label, n[1]);
+        AT(0)[i] = -AT(1)[i * n[1] + label];
+      }
       break;
     case CODE_NLL_BACKWARD:
       memset(AT(0), 0, (size_t)(n[0] * n[1]) * sizeof(R));
-      for (int64_t i = 0; i < n[0]; i++) AT(0)[i * n[1] + INTS(2)[i]] = -AT(1)[i * in->at[1].stride[0]];
+      for (int64_t i = 0; i < n[0]; i++) {
+        int64_t label = INTS(2)[i * in->at[2].stride[0]];
+        if (label == e[0]) continue;
+        if (label < 0 || label >= n[1]) return outside(row, LABEL_OUTSIDE, label, n[1]);
+        AT(0)[i * n[1] + label] = -AT(1)[i * in->at[1].stride[0]];
+      }
       break;
     case CODE_CONVOLUTION: /* y x w bias; the scratch space's offset and whether there is a bias are after the shape */
       convolution((const Shape *)e, AT(1), AT(2), e[14] ? AT(3) : NULL, AT(0), (R *)(base[ARENA] + e[13]));
@@ -207,14 +230,21 @@ static void execute(const Instruction *in, char *const *base) {
     case CODE_POOL_BACKWARD:
       pool_backward((const Pool *)e, AT(1), AT(2), AT(0));
       break;
-    case CODE_EMBEDDING: /* n[0] words, rows of n[1] */
-      for (int64_t i = 0; i < n[0]; i++) memcpy(AT(0) + i * n[1], AT(1) + INTS(2)[i] * n[1], (size_t)n[1] * sizeof(R));
+    case CODE_EMBEDDING: /* n[0] tokens, rows of n[1]; extra: the table's size */
+      for (int64_t i = 0; i < n[0]; i++) {
+        int64_t token = INTS(2)[i];
+        if (token < 0 || token >= e[0]) return outside(row, TOKEN_OUTSIDE, token, e[0]);
+        memcpy(AT(0) + i * n[1], AT(1) + token * n[1], (size_t)n[1] * sizeof(R));
+      }
       break;
-    case CODE_EMBEDDING_BACKWARD: /* extra: the table's size, and the word that gets no gradient */
+    case CODE_EMBEDDING_BACKWARD: /* extra: the table's size, and the token that gets no gradient */
       memset(AT(0), 0, (size_t)(e[0] * n[1]) * sizeof(R));
       for (int64_t i = 0; i < n[0]; i++) {
-        R *o = AT(0) + INTS(2)[i] * n[1];
-        if (INTS(2)[i] != e[1]) for (int64_t j = 0; j < n[1]; j++) o[j] += AT(1)[i * n[1] + j];
+        int64_t token = INTS(2)[i];
+        if (token == e[1]) continue;
+        if (token < 0 || token >= e[0]) return outside(row, TOKEN_OUTSIDE, token, e[0]);
+        R *o = AT(0) + token * n[1];
+        for (int64_t j = 0; j < n[1]; j++) o[j] += AT(1)[i * n[1] + j];
       }
       break;
     case CODE_UNIFORM: {
@@ -234,6 +264,7 @@ static void execute(const Instruction *in, char *const *base) {
     case CODE_INT_SHIFT: INTS(0)[0] = INTS(1)[0] >> INTS(2)[0]; break;
     case CODE_INT_AND: INTS(0)[0] = INTS(1)[0] & INTS(2)[0]; break;
   }
+  return TRAINED;
 }
 
 /* The local optimisers, as torch.optim does them. */
@@ -273,6 +304,14 @@ static void *take(char **at, int64_t bytes) {
   void *here = *at;
   *at += aligned(bytes);
   return here;
+}
+
+/* A row that failed changes nothing. */
+static void fail(const Program *p, Row *row, int64_t status) {
+  row->status = status;
+  row->loss = NAN;
+  for (int64_t i = 0; i < p->params; i++) row->update[i] = 0;
+  memcpy(row->buffers, row->start_buffers, (size_t)p->buffers * sizeof(R));
 }
 
 static void train(const Program *p, Row *row, char *memory, const char *x, const char *y) {
@@ -315,29 +354,32 @@ static void train(const Program *p, Row *row, char *memory, const char *x, const
     }
     number = t;
     loss = 0;
-    for (int64_t i = 0; i < p->count; i++) execute(p->list + i, base);
+    for (int64_t i = 0; i < p->count; i++) {
+      int64_t status = execute(p->list + i, base, row);
+      if (status != TRAINED) { fail(p, row, status); return; }
+    }
     total += p->fused ? (double)loss / row->rate : (double)loss;
     if (!p->fused) optimise(p, row, theta, gradient, first, second, t);
   }
   row->loss = total / (double)row->steps;
   for (int64_t i = 0; i < p->params; i++) row->update[i] = row->start[i] - theta[i];
+  row->status = TRAINED;
 }
 
-/* Train rows one after the other, those that no other thread has taken. Returns 1 if there is no memory. */
-int rota_train(const Program *p, Row *rows, int64_t count, int64_t *next, const char *x, const char *y) {
+/* Train rows one after the other, those that no other thread has taken. Without memory none is taken. */
+void rota_train(const Program *p, Row *rows, int64_t count, int64_t *next, const char *x, const char *y) {
   int64_t most = 0, mine;
   for (int64_t i = 0; i < count; i++) most = rows[i].examples > most ? rows[i].examples : most;
   int64_t bytes = aligned(p->arena) + aligned(p->width * p->x_bytes) + aligned(p->width * p->y_bytes) + aligned(p->width * 8) + 4 * aligned(most * 8) +
                   4 * aligned(p->params * (int64_t)sizeof(R));
   size_t page = (size_t)2 << 20, whole = ((size_t)bytes + page - 1) / page * page;
   char *memory = aligned_alloc(page, whole);
-  if (!memory) return 1;
+  if (!memory) return;
 #ifdef MADV_HUGEPAGE
   madvise(memory, whole, MADV_HUGEPAGE); /* products walk down the columns of large matrices, a page a row */
 #endif
   while ((mine = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < count) train(p, rows + mine, memory, x, y);
   free(memory);
-  return 0;
 }
 
 /* Numbers of scratch space that the convolutions of this shape need. */
