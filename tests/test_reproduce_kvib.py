@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import federation, linear
-from scipy import stats
 
 import rota
 from rota.engine import Engine, make
@@ -20,7 +19,7 @@ from rota.plan import Chunk, Plan, Task
 from rota.sampling import SAMPLERS, draw
 from rota.weights import Weights
 from rota_lab.reproduce import estimate, run, write_page
-from rota_lab.reproduce.kvib_theory_page import TITLES, Found, interval, of, report, unscaled
+from rota_lab.reproduce.kvib_theory_page import TITLES, Found, of, report, unscaled
 from rota_lab.reproduce.parts import read
 
 theory = importlib.import_module(
@@ -56,18 +55,6 @@ def test_only(only: str, names: set[str]) -> None:
 def test_only_something_else() -> None:
     with pytest.raises(BadInput, match="--only names 'vbr', which is no part: did you mean 'vrb'"):
         run("kvib-theory", only="vbr")
-
-
-@pytest.mark.parametrize("values", [[1.0, 2.0], [3.0, 1.0, 2.5], [0.1, 0.2, 0.4, 0.3, 0.9]])
-def test_intervals_are_students(values: list[float]) -> None:
-    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
-    assert interval(values) == pytest.approx(
-        (np.mean(values), low, high), abs=1e-3 * float(np.std(values)) * 2
-    )
-
-
-def test_one_seed_says_nothing_of_its_spread() -> None:
-    assert interval([2.0]) == (2.0, -np.inf, np.inf)
 
 
 def by_client(

@@ -29,6 +29,7 @@ from rota_lab.bench.environment import Skip
 from rota_lab.bench.floors import Floors, Rates, lowest, probe
 from rota_lab.bench.systems import OWN, PEERS, System, Way, find, run, ways
 from rota_lab.bench.works import WORKS, Size, Work, prepare
+from rota_lab.machine import processor
 
 __all__ = [
     "GROWTH",
@@ -335,15 +336,3 @@ def write(result: Result, path: Path) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(page, indent=1) + "\n")
     draft.replace(path)
-
-
-def processor() -> str:
-    """The processor's name, as far as it says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        os.uname().machine,
-    )

@@ -1,4 +1,4 @@
-"""Means over seeds with confidence intervals."""
+"""Means over seeds, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""Student's t: the 97.5 % quantile, for so many degrees of freedom."""
+from rota.errors import BadInput
 
 
 class Interval(NamedTuple):
-    """A mean over seeds, and its 95 % confidence interval (Student's t); infinite for a single seed."""
+    """A mean over seeds and its 95 % confidence interval (Student's t); infinite for one seed."""
 
     mean: float
     low: float
@@ -24,7 +23,25 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Over independent seeds."""
-    mean, more = float(np.mean(values)), len(values) - 1
-    half = T95[more] * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if more else math.inf
+    """The interval of the mean of independent values, one per seed."""
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return Interval(mean, -math.inf, math.inf)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = _quantile(len(values) - 1) * error
     return Interval(mean, mean - half, mean + half)
+
+
+def _quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, to the three decimals that printed tables have.
+
+    The published pages were made with such a table: more decimals would change their last digits.
+    """
+    try:
+        from scipy.special import stdtrit
+    except ImportError as error:
+        raise BadInput(
+            "confidence intervals need scipy, which is not installed: write the page with "
+            "--minutes 0 where it is; finished parts are kept"
+        ) from error
+    return round(float(stdtrit(freedom, 0.975)), 3)

@@ -23,7 +23,7 @@ import torch
 import rota
 from rota.engine import where
 from rota.errors import BadInput, did_you_mean
-from rota_lab.reproduce.result import machine
+from rota_lab.machine import described
 
 Found = dict[str, Any]
 """The numbers of a finished part."""
@@ -175,7 +175,7 @@ def work(
                     **numbers,
                     "seconds": round(time.monotonic() - began, 1),
                     "precision": job.precision,
-                    "machine": machine(job.device),
+                    "machine": described(job.device),
                     "rota": rota.__version__,
                 }
                 job.say(f"{part.name}: {words}, {job.found[part.name]['seconds']:.0f} s")

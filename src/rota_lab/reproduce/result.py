@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-import torch
-
+from rota_lab.machine import described
 from rota_lab.reproduce.chart import Chart, svg
 
 
@@ -84,7 +82,7 @@ def write_page(result: Result, folder: Path | str) -> Path:
         lines.append(f"| {row['quantity']} | {' | '.join(numbers)} | {row['seeds']} |")
     command = f"rota reproduce {result.name}{' --quick' if result.quick else ''}"
     lines += ["", "`measured` is the mean over the seeds, `low` and `high` their extremes.", ""]
-    lines += [f"Written by `{command}` on {machine(result.device)}."]
+    lines += [f"Written by `{command}` on {described(result.device)}."]
     page = folder / f"{name}.md"
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return page
@@ -92,19 +90,3 @@ def write_page(result: Result, folder: Path | str) -> Path:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def machine(device: str) -> str:
-    """What the numbers were measured on, in words."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [
-            line.partition(":")[2].strip()
-            for line in cpuinfo.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        name = models[0] if models else name
-    if device.startswith("cuda"):
-        name = f"{torch.cuda.get_device_name()} ({name})"
-    return f"{name}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
