@@ -26,7 +26,7 @@ from rota.engine.kernels import common, convolutions, filters, linears
 
 BANDWIDTH = 4.3e12
 Config = tuple[int, ...]
-Run = Callable[[Config | None], torch.Tensor]
+Launch = Callable[[Config | None], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Case:
 
     name: str
     rows: int
-    make: Callable[[int, torch.dtype], tuple[Run, float]]
+    make: Callable[[int, torch.dtype], tuple[Launch, float]]
     configs: list[Config]
 
 
 def forward(
     batch: int, inputs: int, outputs: int
-) -> Callable[[int, torch.dtype], tuple[Run, float]]:
-    def make(rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+) -> Callable[[int, torch.dtype], tuple[Launch, float]]:
+    def make(rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
         theta = (
             torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
         )
@@ -58,8 +58,8 @@ def forward(
 
 def backward(
     batch: int, inputs: int, outputs: int, wanted: bool = True
-) -> Callable[[int, torch.dtype], tuple[Run, float]]:
-    def make(rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+) -> Callable[[int, torch.dtype], tuple[Launch, float]]:
+    def make(rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
         theta = (
             torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
         )
@@ -69,10 +69,10 @@ def backward(
             theta[:, inputs * outputs : (inputs + 1) * outputs],
         )
         dy *= 1e-6
-        run = lambda config: linears._backward(
+        launch = lambda config: linears._backward(
             dy, x, weight, 1.0, wanted, weight, bias, True, config
         )
-        return run, weight.numel() * 8
+        return launch, weight.numel() * 8
 
     return make
 
@@ -111,7 +111,7 @@ class Image:
             .permute(0, 1, 4, 2, 3)
         )
 
-    def convolve(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+    def convolve(self, rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
         x, depth = self.x(rows, dtype), self.channels * self.kernel**2
         w = torch.randn(rows, self.outputs, depth, device="cuda").to(
             dtype if self.last else torch.float32
@@ -120,22 +120,22 @@ class Image:
         out = [self.out // 2 if self.pool else self.out] * 2
         y = convolutions._images(x, self.outputs, out, self.pool and self.last)
         more = {"size": [self.kernel] * 2, "by_tap": self.last, "relu": True, "pool": self.pool}
-        run = lambda config: convolutions._convolve(
+        launch = lambda config: convolutions._convolve(
             x, w, bias, [1, 1], [self.padding] * 2, y, **more, config=config
         )
-        return run, (x.numel() + y.numel()) * x.element_size()
+        return launch, (x.numel() + y.numel()) * x.element_size()
 
-    def back(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+    def back(self, rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
         x, dy = self.x(rows, dtype), self.dy(rows, dtype)
         w = torch.randn(rows, self.channels, self.outputs * self.kernel**2, device="cuda").to(dtype)
         dx, around = torch.empty_like(x), [self.kernel - 1 - self.padding] * 2
         more = {"size": [self.kernel] * 2, "by_tap": True, "gate": x}
-        run = lambda config: convolutions._convolve(
+        launch = lambda config: convolutions._convolve(
             dy, w, None, [1, 1], around, dx, **more, config=config
         )
-        return run, (2 * x.numel() + dy.numel()) * x.element_size()
+        return launch, (2 * x.numel() + dy.numel()) * x.element_size()
 
-    def weights(self, rows: int, dtype: torch.dtype) -> tuple[Run, float]:
+    def weights(self, rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
         x, dy, which = self.x(rows, dtype), self.dy(rows, dtype), None
         if self.pool and not self.last:
             dy = dy[:, :, :, ::2, ::2]
@@ -204,11 +204,11 @@ def prepare(precision: str) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
-def compile_some(work: tuple[list[tuple[int, Config]], str]) -> None:
+def compile_some(share: tuple[list[tuple[int, Config]], str]) -> None:
     """In a process of its own: run each configuration once on two rows, which leaves its code in Triton's cache."""
-    jobs, precision = work
+    jobs, precision = share
     dtype = prepare(precision)
-    held: dict[int, Run] = {}
+    held: dict[int, Launch] = {}
     for case, config in jobs:
         if case not in held:
             held = {case: CASES[case].make(2, dtype)[0]}
@@ -218,14 +218,14 @@ def compile_some(work: tuple[list[tuple[int, Config]], str]) -> None:
             continue
 
 
-def seconds(run: Run, config: Config | None, repeats: int = 10) -> float:
+def seconds(launch: Launch, config: Config | None, repeats: int = 10) -> float:
     """Of one launch among several in a CUDA graph, where launches cost little."""
-    run(config)
+    launch(config)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(repeats):
-            run(config)
+            launch(config)
     graph.replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -237,14 +237,14 @@ def seconds(run: Run, config: Config | None, repeats: int = 10) -> float:
 
 def tune(case: Case, dtype: torch.dtype) -> tuple[float, float, list[tuple[float, Config]]]:
     """The floor, the time at rota's own sizes, and all times, best first."""
-    run, moved = case.make(case.rows, dtype)
+    launch, moved = case.make(case.rows, dtype)
     found = []
     for config in case.configs:
         try:
-            found.append((seconds(run, config), config))
+            found.append((seconds(launch, config), config))
         except Exception:
             torch.cuda.synchronize()
-    return moved / BANDWIDTH, seconds(run, None), sorted(found)
+    return moved / BANDWIDTH, seconds(launch, None), sorted(found)
 
 
 def main() -> None:

@@ -284,7 +284,7 @@ def test_peers_are_chosen_by_name() -> None:
 
 
 def test_the_floors_are_positive(tmp_path: Path) -> None:
-    rates = floors.probe("cpu")
+    rates = floors.measure_rates("cpu")
     size = works.prepare(WORKS["2nn"], tmp_path, 1, "cpu")
     least = floors.lowest(size, rates)
     assert min(rates.flops, rates.bytes, least.arithmetic, least.memory) > 0
@@ -325,7 +325,7 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]
         assert 0 < row["server_share"] < 1
-    result = bench.Result("growth", rows)
+    result = bench.Timings("growth", rows)
     assert len(bench.table(result)) == 1 + len(rows) + 2
 
 

@@ -31,7 +31,7 @@ from rota_lab.reproduce.fedavg_cells import (
     MIDDLE,
     Cell,
     Column,
-    Work,
+    Network,
     chosen,
     client_steps,
     first,
@@ -390,7 +390,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return federation([20] * 100, seed=5)
 
     monkeypatch.setattr(data, "mnist", blobs)
-    monkeypatch.setitem(fedavg_cells.WORKS, "2nn", Work("2NN", linear, 1, 0.96))
+    monkeypatch.setitem(fedavg_cells.NETWORKS, "2nn", Network("2NN", linear, 1, 0.96))
     for fraction in (0.1, 0.2, 0.5):
         name = f"2nn-iid-B10-C{fraction:g}"
         monkeypatch.setitem(CELLS, name, replace(CELLS[name], paper=8))

@@ -39,7 +39,7 @@ def layer(shape: tuple[int, ...] = (4,), classes: int = 3) -> nn.Module:
     return linear(shape, classes)
 
 
-KIND = table1.Kind("blobs", blobs, "a layer", layer, lr=0.1, owners="blobs", epochs=2)
+KIND = table1.TaskSpec("blobs", blobs, "a layer", layer, lr=0.1, owners="blobs", epochs=2)
 SMALL = {f"blobs-{s}": KIND for s in range(3)}
 
 
@@ -84,7 +84,7 @@ def test_runs_in_which_all_train_take_longer() -> None:
     longer = {
         method
         for method, each in table1.METHODS.items()
-        if table1.seconds(table1.Work("3", method, 0), each, "cpu") > 300
+        if table1.seconds(table1.Part("3", method, 0), each, "cpu") > 300
     }
     assert longer == {
         method

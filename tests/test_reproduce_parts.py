@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rota.errors import BadInput
-from rota_lab.reproduce.parts import Found, append, left, read, results, start, work
+from rota_lab.reproduce.parts import Found, append, left, read, results, run_parts, start
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ def test_parts_of_another_reproduction_are_read_and_not_written(tmp_path: Path) 
     append(own, {"part": "b", "of": "own"})
     parts = [Part(name) for name in "abc"]
     assert left([own, other], parts) == [Part("c")]
-    job = start([own, other], ["b", "a", "c"], None, "cpu", "fp32", lambda _: None)
-    assert {name: part["of"] for name, part in job.found.items()} == {"b": "own", "a": "other"}
-    assert list(job.found) == ["b", "a"], "in the order of the names"
+    runner = start([own, other], ["b", "a", "c"], None, "cpu", "fp32", lambda _: None)
+    assert {name: part["of"] for name, part in runner.found.items()} == {"b": "own", "a": "other"}
+    assert list(runner.found) == ["b", "a"], "in the order of the names"
     before = other.read_bytes()
-    work(job, parts, lambda _: None, lambda _: None, lambda _, part: ({"of": "work"}, ""))
+    run_parts(runner, parts, lambda _: None, lambda _: None, lambda _, part: ({"of": "work"}, ""))
     assert kept(own) == ["b", "c"]
     assert other.read_bytes() == before
     assert read(own)["c"].keys() == {"part", "of", "seconds", "precision", "machine", "rota"}
@@ -118,9 +118,11 @@ def test_parts_of_another_reproduction_are_read_and_not_written(tmp_path: Path) 
 
 def test_without_a_folder_nothing_is_kept() -> None:
     assert results(None, "own", "other") == []
-    job = start([], ["a"], None, "cpu", "fp32", lambda _: None)
-    work(job, [Part("a")], lambda _: None, lambda _: None, lambda _, part: ({"of": "work"}, ""))
-    assert job.found["a"]["of"] == "work"
+    runner = start([], ["a"], None, "cpu", "fp32", lambda _: None)
+    run_parts(
+        runner, [Part("a")], lambda _: None, lambda _: None, lambda _, part: ({"of": "work"}, "")
+    )
+    assert runner.found["a"]["of"] == "work"
 
 
 def test_the_results_of_the_repository_are_whole() -> None:

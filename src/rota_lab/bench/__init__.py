@@ -26,7 +26,7 @@ from rota.engine.local import cores
 from rota.errors import BadInput, did_you_mean
 from rota_lab.bench import growth
 from rota_lab.bench.environment import Skip
-from rota_lab.bench.floors import Floors, Rates, lowest, probe
+from rota_lab.bench.floors import Floors, Rates, lowest, measure_rates
 from rota_lab.bench.systems import OWN, PEERS, System, Way, find, run, ways
 from rota_lab.bench.works import WORKS, Size, Work, prepare
 from rota_lab.machine import processor
@@ -35,7 +35,7 @@ __all__ = [
     "GROWTH",
     "PEERS",
     "WORKS",
-    "Result",
+    "Timings",
     "bench",
     "chosen",
     "names",
@@ -54,7 +54,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Result:
+class Timings:
     """A bench's rows, and what they were measured on."""
 
     work: str
@@ -116,7 +116,7 @@ def bench(
     quick: bool = False,
     out: Path | None = None,
     say: Callable[[str], None],
-) -> Result:
+) -> Timings:
     """Measure one work. `rounds` are the measured rounds of one pass; what is known is written to `out` after every system's run.
 
     `quick` leaves out the second pass and rota's own reference engine, which takes most of the time where many clients train on a GPU.
@@ -127,7 +127,7 @@ def bench(
         raise BadInput(f"--rounds is {rounds}: it must be at least 1")
     device = where(device)
     if name == "growth":
-        result = Result(name, growth.measure(device, rounds or 20, say))
+        result = Timings(name, growth.measure(device, rounds or 20, say))
     else:
         result = _compare(
             WORKS[name],
@@ -151,7 +151,7 @@ def _compare(
     passes: int,
     out: Path | None,
     say: Callable[[str], None],
-) -> Result:
+) -> Timings:
     tallies = {system.name: _ready(system, device) for system in systems}
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as place:
         folder = Path(place)
@@ -167,7 +167,7 @@ def _compare(
                     _add(tally, system, way, folder, device)
                     if out:  # the machine is probed at the end, when no system needs its memory
                         write(
-                            Result(
+                            Timings(
                                 work.name,
                                 _rows(work, size, None, device, tallies),
                                 size,
@@ -176,9 +176,9 @@ def _compare(
                             out,
                         )
     say(f"{work.name}: probing the machine")
-    rates = probe(device)
+    rates = measure_rates(device)
     least = lowest(size, rates)
-    return Result(work.name, _rows(work, size, least, device, tallies), size, rates, least)
+    return Timings(work.name, _rows(work, size, least, device, tallies), size, rates, least)
 
 
 def _ready(system: System, device: str) -> Tally:
@@ -268,7 +268,7 @@ def short(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def table(result: Result) -> list[str]:
+def table(result: Timings) -> list[str]:
     """The result for people: a line a system, and the floors under them."""
     if result.size is None or result.rates is None or result.floors is None:
         return _growth_table(result)
@@ -297,7 +297,7 @@ def table(result: Result) -> list[str]:
     return lines
 
 
-def _growth_table(result: Result) -> list[str]:
+def _growth_table(result: Timings) -> list[str]:
     lines = [
         f"{'model':10}{'models':>7}{'clients':>10}{'cohort':>8}{'ms/round':>10}{'server ms':>11}{'share':>8}  sampler"
     ]
@@ -309,7 +309,7 @@ def _growth_table(result: Result) -> list[str]:
     return [*lines, "", "server: deciding who trains what, and observing what came back"]
 
 
-def write(result: Result, path: Path) -> None:
+def write(result: Timings, path: Path) -> None:
     """The result with the machine, the date and the versions, as JSON: a whole file at any time."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     page = {

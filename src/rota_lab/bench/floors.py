@@ -36,10 +36,10 @@ class Floors:
         return max(self.arithmetic, self.memory)
 
 
-def probe(device: str) -> Rates:
+def measure_rates(device: str) -> Rates:
     """Measure the device: the best of several tries, because a floor is what can be reached."""
     if device == "cuda":
-        return _probe_gpu()
+        return _rates_of_gpu()
     side, copied = 1024, 1 << 26
     with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
         a, b = torch.rand(2, side, side)
@@ -62,7 +62,7 @@ def _best(threads: ThreadPoolExecutor, *jobs: Callable[[], object]) -> float:
     return min(tries)
 
 
-def _probe_gpu() -> Rates:
+def _rates_of_gpu() -> Rates:
     """In TF32, which is what the fastest systems compute single precision in."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

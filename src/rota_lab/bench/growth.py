@@ -148,16 +148,16 @@ def _measure(
     timed = (TimedAsking if isinstance(inner, Asking) else Timed)(inner)
     estimator = StaleVre() if sampler == "mmfl-vre" else FedAvg()
     experiment = Experiment(tasks, timed, estimator, rounds=rounds + 3, evaluate=rounds + 3)
-    machine = make("batched", tasks, experiment.devices, 0, device)
-    state = loop.begin(experiment, machine)
+    engine = make("batched", tasks, experiment.devices, 0, device)
+    state = loop.begin(experiment, engine)
     whole, server = [], []
     for _ in range(rounds + 2):
         timed.seconds.clear()
         began = time.perf_counter()
-        state, _ = loop.play(experiment, machine, state)
+        state, _ = loop.play(experiment, engine, state)
         whole.append(time.perf_counter() - began)
         server.append(sum(timed.seconds))
-    scores = machine.evaluate(state.models)
+    scores = engine.evaluate(state.models)
     seconds, own = float(np.median(whole[2:])), float(np.median(server[2:]))
     return {
         "work": "growth",

@@ -250,8 +250,8 @@ def prepare(work: Work, folder: Path, rounds: int, device: str) -> Size:
             for now in range(1, WARMUP + rounds + 1)
         ]
     )
-    machine = make("sequential", [task], Devices(), SEED, "cpu")
-    params = machine.initial()[0].params
+    engine = make("sequential", [task], Devices(), SEED, "cpu")
+    params = engine.initial()[0].params
     start = params.split([p.numel() for p in task.build().parameters()])
     parts = zip(start, task.build().parameters(), strict=True)
     np.savez(

@@ -42,8 +42,8 @@ SEEDS = 3
 """The most models of one rate."""
 
 
-class Work(NamedTuple):
-    """What a client does for a model, and how far it is to go."""
+class Network(NamedTuple):
+    """A network, the local epochs of a client, and the target accuracy."""
 
     title: str
     model: Callable[..., nn.Module]
@@ -51,7 +51,10 @@ class Work(NamedTuple):
     target: float
 
 
-WORKS = {"2nn": Work("2NN", models.two_nn, 1, 0.97), "cnn": Work("CNN", models.cnn, 5, 0.99)}
+NETWORKS = {
+    "2nn": Network("2NN", models.two_nn, 1, 0.97),
+    "cnn": Network("CNN", models.cnn, 5, 0.99),
+}
 
 
 class Column(NamedTuple):
@@ -86,7 +89,7 @@ class Cell:
     def title(self) -> str:
         model, split, batch, raw = self.column
         scale = ", pixels 0 to 1" * raw
-        return f"{WORKS[model].title}, {'IID' if split == 'iid' else split}, B = {batch or '∞'}, C = {self.fraction:g}{scale}"
+        return f"{NETWORKS[model].title}, {'IID' if split == 'iid' else split}, B = {batch or '∞'}, C = {self.fraction:g}{scale}"
 
     @property
     def cohort(self) -> int:
@@ -95,7 +98,7 @@ class Cell:
     @property
     def steps(self) -> int:
         """Local steps of one client in one round."""
-        return WORKS[self.column.model].epochs * (
+        return NETWORKS[self.column.model].epochs * (
             -(-EXAMPLES // self.column.batch) if self.column.batch else 1
         )
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from rota_lab.reproduce.chart import Chart, Line
-from rota_lab.reproduce.fedavg_cells import CELLS, COLUMNS, FRACTIONS, LIMIT, WORKS, Cell, Column
+from rota_lab.reproduce.fedavg_cells import CELLS, COLUMNS, FRACTIONS, LIMIT, NETWORKS, Cell, Column
 from rota_lab.reproduce.parts import Found
 from rota_lab.reproduce.race import FAR, LAG, SELDOM
 from rota_lab.reproduce.result import Result, Row, over_seeds
@@ -81,13 +81,13 @@ def report(found: dict[str, Found], cells: list[Cell], quick: bool) -> Result:
 
 
 def _target(name: str) -> str:
-    return f"{WORKS[CELLS[name].column.model].target:.0%}".replace("%", " %")
+    return f"{NETWORKS[CELLS[name].column.model].target:.0%}".replace("%", " %")
 
 
 def _charts(found: dict[str, Found]) -> list[Chart]:
     """For each network the rounds against the clients a round, where a column has two cells or more."""
     charts = []
-    for model, work in WORKS.items():
+    for model, network in NETWORKS.items():
         lines = []
         for colour, (split, batch) in enumerate(COLUMNS):
             cells = [
@@ -109,7 +109,7 @@ def _charts(found: dict[str, Found]) -> list[Chart]:
                     Line("", x, [math.log10(cell.paper or 1) for cell in ours], colour, dashed=True)
                 )
         if lines:
-            title = f"{work.title}: rounds to {work.target:.0%}, measured (solid) and the source's (dashed)"
+            title = f"{network.title}: rounds to {network.target:.0%}, measured (solid) and the source's (dashed)"
             charts.append(Chart(model, title, "log10 clients a round", "log10 rounds", lines))
     return charts
 
@@ -177,11 +177,11 @@ def _scales(found: dict[str, Found]) -> str:
 def _tables(found: dict[str, Found]) -> str:
     """The source's two tables, with our numbers before its own."""
     lines = []
-    for model, work in WORKS.items():
+    for model, network in NETWORKS.items():
         heads = " | ".join(
             f"{split.replace('iid', 'IID')}, B = {batch or '∞'}" for split, batch in COLUMNS
         )
-        lines += ["", f"| {work.title}, C | {heads} |", "|---|" + "---:|" * len(COLUMNS)]
+        lines += ["", f"| {network.title}, C | {heads} |", "|---|" + "---:|" * len(COLUMNS)]
         for fraction in FRACTIONS:
             cells = (
                 CELLS[f"{Column(model, split, batch).name}-C{fraction:g}"]

@@ -24,9 +24,9 @@ from rota_lab.reproduce.fedavg_cells import (
     GRID,
     LIMIT,
     MIDDLE,
+    NETWORKS,
     REACH,
     SEEDS,
-    WORKS,
     Cell,
     Column,
     Tuning,
@@ -34,7 +34,7 @@ from rota_lab.reproduce.fedavg_cells import (
     tuning,
 )
 from rota_lab.reproduce.fedavg_page import report, summary
-from rota_lab.reproduce.parts import Found, results, start, work
+from rota_lab.reproduce.parts import Found, results, run_parts, start
 from rota_lab.reproduce.race import BEHIND, Cohorts, Lane, by_rate, mean_rounds, race, winner
 from rota_lab.reproduce.result import Result
 
@@ -60,31 +60,36 @@ def fedavg_table1(
     already.
     """
     files = [] if quick else results(out, "fedavg-table1")
-    job = start(files, CELLS, minutes, device, precision, say)
+    runner = start(files, CELLS, minutes, device, precision, say)
     wanted = [CELLS[name] for name in QUICK] if quick else chosen(only)
 
     def load(column: Column) -> Track:
         say(f"{column.name}: loading")
-        return Track(column, job.device, precision)
+        return Track(column, runner.device, precision)
 
     def run(track: Track, cell: Cell) -> tuple[Found, str]:
-        middle = around(cell, job.found)
+        middle = around(cell, runner.found)
         plan = QUICK[cell.name] if quick else tuning(cell, known=middle is not None)
         lanes = tune(
-            track, cell, MIDDLE[cell.column] if middle is None else middle, plan, job.deadline, say
+            track,
+            cell,
+            MIDDLE[cell.column] if middle is None else middle,
+            plan,
+            runner.deadline,
+            say,
         )
         numbers = outcome(cell, lanes, plan)
         return numbers, summary(numbers)
 
-    work(job, wanted, lambda cell: cell.column, load, run)
-    return report(job.found, wanted if quick else chosen(), quick)
+    run_parts(runner, wanted, lambda cell: cell.column, load, run)
+    return report(runner.found, wanted if quick else chosen(), quick)
 
 
 class Track:
     """A column's engine, with a task for every rate of its grid and every seed: races of all its cells run on it."""
 
     def __init__(self, column: Column, device: str, precision: str) -> None:
-        work = WORKS[column.model]
+        network = NETWORKS[column.model]
         federation = data.mnist(PARTITIONS[column.split](CLIENTS), seed=SEED)
         if not column.raw:
             federation = replace(
@@ -93,11 +98,11 @@ class Track:
         self.grid = range(MIDDLE[column] - REACH, MIDDLE[column] + REACH + 1)
         tasks = [
             Task(
-                work.model,
+                network.model,
                 federation,
                 lr=lr(k),
                 batch=column.batch,
-                epochs=work.epochs,
+                epochs=network.epochs,
                 name=f"{lr(k):.3g}, seed {seed}",
             )
             for seed in range(SEEDS)
@@ -129,7 +134,7 @@ def tune(
     track: Track, cell: Cell, middle: int, plan: Tuning, deadline: float, say: Callable[[str], None]
 ) -> list[Lane]:
     """Race rates around the middle, then neighbours of the best one, until both of its own have been tried."""
-    paper, target = cell.paper or 0, WORKS[cell.column.model].target
+    paper, target = cell.paper or 0, NETWORKS[cell.column.model].target
     lanes: list[Lane] = []
     rates = {middle + step for step in plan.rates} & set(track.grid)
     while rates:

@@ -150,7 +150,7 @@ def newton(x: Array, y: Array, ridge: float) -> tuple[float, float]:
     raise ArithmeticError("Newton's method did not reach the minimum in 100 steps")
 
 
-class Path(NamedTuple):
+class Trace(NamedTuple):
     """Gradient descent's trace: F(x_t) - F* for t = 0..T, and the iterates [T + 1, size]."""
 
     gap: Array
@@ -171,7 +171,7 @@ def descend(
     seed: int = 0,
     workers: int = 1,
     engine: str = "sequential",
-) -> Path:
+) -> Trace:
     """Full-batch gradient descent as rota's rounds: every worker holds an equal piece of the examples and takes one step a round."""
     x, y = torch.from_numpy(problem.x), torch.from_numpy(problem.y)
     cuts = np.linspace(0, len(y), workers + 1).round().astype(np.int64)
@@ -186,7 +186,7 @@ def descend(
         state, record = play(experiment, machine, state)
         value.append(record["loss"])
         iterates.append(state.models[0].params.numpy())
-    return Path(np.array(value) - problem.best, np.stack(iterates))
+    return Trace(np.array(value) - problem.best, np.stack(iterates))
 
 
 def by_hand(problem: Problem, lr: float, steps: int, seed: int = 0) -> Array:
@@ -308,7 +308,7 @@ def _checks(
     return checks
 
 
-def _same_iterates(problem: Problem, paths: list[Path]) -> list[Row]:
+def _same_iterates(problem: Problem, paths: list[Trace]) -> list[Row]:
     """How far one client's iterates at lr 1/L are from those of several workers, and from gradient descent written out."""
     lr, steps = 1 / problem.smooth, len(paths[0].gap) - 1
     apart = []

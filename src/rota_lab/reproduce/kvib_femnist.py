@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rota import data, models
-from rota.data.federation import Federation, Part
+from rota.data.federation import Federation
 from rota.data.partition import UNBALANCED, unbalanced
 from rota.engine import Devices, make
 from rota.estimate import Estimator, FedAvg, Unbiased
@@ -45,7 +45,7 @@ from rota.sampling import (
     Vrb,
 )
 from rota_lab.reproduce.kvib_femnist_page import report
-from rota_lab.reproduce.parts import Found, chosen, in_time, results, start, work
+from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts, start
 from rota_lab.reproduce.result import Result
 
 ROUNDS, EVERY, FRACTION = 500, 10, 0.05
@@ -88,7 +88,7 @@ FIRST = ("uniform", "kvib", "vrb", "mabs", "avare")
 
 
 @dataclass(frozen=True)
-class Work:
+class Part:
     """A part: an unbalance (S1's v1, v2, v3), a sampler, and seeds."""
 
     version: int
@@ -124,18 +124,18 @@ class Work:
         }
 
 
-def parts(quick: bool = False) -> list[Work]:
+def parts(quick: bool = False) -> list[Part]:
     """All parts, in the order they are run in: one seed of what S1 compares, of the others, then their other seeds."""
     if quick:
         return [
-            Work(1, method, (seed,), QUICK_ROUNDS, QUICK_EVERY)
+            Part(1, method, (seed,), QUICK_ROUNDS, QUICK_EVERY)
             for seed in range(2)
             for method in QUICK_METHODS
         ]
     others = [method for method in METHODS if method not in FIRST]
     waves = [(seeds, methods) for seeds in SEEDS for methods in (FIRST, others)]
     return [
-        Work(version, method, seeds)
+        Part(version, method, seeds)
         for seeds, methods in waves
         for version in UNBALANCED
         for method in methods
@@ -148,7 +148,7 @@ SECONDS = {"cuda": (6e-7, 9e-3, 0.006), "cpu": (2.5e-4, 0.0, 4.5)}
 """To plan by, measured on one H200 (in tf32) and on two cores: seconds to train on one image, of a round at least, and of a test."""
 
 
-def images(part: Work) -> float:
+def images(part: Part) -> float:
     """The images that one run of a part trains on in a round, at most and roughly."""
     whole, small = UNBALANCED[part.version]
     everybody = WRITERS * (whole * IMAGES + (1 - whole) * small)
@@ -158,7 +158,7 @@ def images(part: Work) -> float:
     return EPOCHS * (asked + drawn)
 
 
-def seconds(part: Work, device: str) -> float:
+def seconds(part: Part, device: str) -> float:
     """What a part takes, roughly. A GPU's rounds and tests take the same for several seeds together."""
     image, least, test = SECONDS[device]
     runs = len(part.seeds)
@@ -201,25 +201,25 @@ def kvib_femnist(
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
     files = [] if quick else results(out, "kvib-femnist")
-    job = start(files, [part.name for part in parts()], minutes, device, precision, say)
+    runner = start(files, [part.name for part in parts()], minutes, device, precision, say)
 
     def load(kind: tuple[int, tuple[int, ...]]) -> Track:
         version, seeds = kind
         say(f"v{version}: loading")
         return Track(
-            federation(version, QUICK_TESTS if quick else None), seeds, job.device, precision
+            federation(version, QUICK_TESTS if quick else None), seeds, runner.device, precision
         )
 
-    def run(track: Track, part: Work) -> tuple[Found, str]:
-        runs = track.run(part, job.deadline, news(part, say))
+    def run(track: Track, part: Part) -> tuple[Found, str]:
+        runs = track.run(part, runner.deadline, news(part, say))
         return outcome(
             part, track, runs
         ), f"accuracy {np.mean([run['accuracy'][-1] for run in runs]):.2%}"
 
-    work(job, wanted, lambda part: (part.version, part.seeds), load, run)
+    run_parts(runner, wanted, lambda part: (part.version, part.seeds), load, run)
     everything = [part.name for part in parts(quick)]
     return report(
-        {name: job.found[name] for name in everything if name in job.found}, everything, quick
+        {name: runner.found[name] for name in everything if name in runner.found}, everything, quick
     )
 
 
@@ -229,9 +229,8 @@ def federation(version: int, tests: int | None = None) -> Federation:
     whole = data.mnist_writers(unbalanced(version), seed=SPLIT)
     if tests is None:
         return whole
-    return replace(
-        whole, test=Part(whole.test.x[:tests], whole.test.y[:tests], np.array([0, tests]))
-    )
+    x, y = whole.test.x[:tests], whole.test.y[:tests]
+    return replace(whole, test=replace(whole.test, x=x, y=y, offsets=np.array([0, tests])))
 
 
 class Track:
@@ -252,7 +251,7 @@ class Track:
 
     def run(
         self,
-        part: Work,
+        part: Part,
         deadline: float = math.inf,
         watch: Callable[[int, float], None] = lambda *_: None,
     ) -> list[dict[str, Any]]:
@@ -310,7 +309,7 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def news(part: Work, say: Callable[[str], None]) -> Callable[[int, float], None]:
+def news(part: Part, say: Callable[[str], None]) -> Callable[[int, float], None]:
     """A line of progress now and then."""
     last = time.monotonic()
 
@@ -323,7 +322,7 @@ def news(part: Work, say: Callable[[str], None]) -> Callable[[int, float], None]
     return watch
 
 
-def outcome(part: Work, track: Track, runs: list[dict[str, Any]]) -> Found:
+def outcome(part: Part, track: Track, runs: list[dict[str, Any]]) -> Found:
     """A finished part in numbers, but for how it was run."""
     sizes = np.sort(track.tasks[0].data.train.sizes)[::-1]
     large = round(UNBALANCED[part.version][0] * len(sizes))

@@ -49,10 +49,11 @@ TITLES = {
     "cpow-d": "cpow-d",
 }
 
-Run = dict[str, Any]
+Numbers = dict[str, Any]
+"""One run in numbers."""
 
 
-def runs_of(found: dict[str, Found], version: int, method: str) -> list[Run]:
+def runs_of(found: dict[str, Found], version: int, method: str) -> list[Numbers]:
     """The finished runs of a sampler, by seed, each with the rounds of its tests."""
     some = [
         part for part in found.values() if (part["version"], part["method"]) == (version, method)
@@ -65,12 +66,12 @@ def runs_of(found: dict[str, Found], version: int, method: str) -> list[Run]:
     return sorted(runs, key=lambda run: int(run["seed"]))
 
 
-def last(run: Run, name: str) -> float:
+def last(run: Numbers, name: str) -> float:
     """The mean of the last tests; a loss that is not finite is infinite."""
     return float(np.mean([math.inf if value is None else value for value in run[name][-LAST:]]))
 
 
-def rounds_to(run: Run, target: float) -> float | None:
+def rounds_to(run: Numbers, target: float) -> float | None:
     """Where the curve, made monotonic (the best accuracy so far), crosses the target on the line between two tests."""
     before, best = 0, 0.0
     for now, accuracy in zip(run["tests"], run["accuracy"], strict=True):
@@ -80,7 +81,7 @@ def rounds_to(run: Run, target: float) -> float | None:
     return None
 
 
-def gigabytes_to(run: Run, target: float) -> float | None:
+def gigabytes_to(run: Numbers, target: float) -> float | None:
     """What had gone up and down until then."""
     rounds = rounds_to(run, target)
     return (
@@ -115,7 +116,7 @@ def report(found: dict[str, Found], everything: list[str], quick: bool) -> Resul
     )
 
 
-def _reached(title: str, runs: list[Run]) -> list[Any]:
+def _reached(title: str, runs: list[Numbers]) -> list[Any]:
     """Rows of the rounds to each target that all runs reach."""
     out = []
     for target in TARGETS:
@@ -127,7 +128,7 @@ def _reached(title: str, runs: list[Run]) -> list[Any]:
 
 
 def against(
-    found: dict[str, Found], version: int, rival: str, value: Callable[[Run], float | None]
+    found: dict[str, Found], version: int, rival: str, value: Callable[[Numbers], float | None]
 ) -> list[float]:
     """K-Vib's value less a rival's, seed by seed: a seed is the same start and the same mini-batches for both."""
     mine, theirs = (
@@ -142,7 +143,7 @@ def against(
     ]
 
 
-def accuracy(run: Run) -> float:
+def accuracy(run: Numbers) -> float:
     return last(run, "accuracy")
 
 

@@ -24,7 +24,7 @@ from rota.sampling import SAMPLERS, draw
 from rota.sampling.metrics import Meter
 from rota.weights import Weights
 from rota_lab.reproduce.kvib_theory_page import CLAIMED, report
-from rota_lab.reproduce.parts import Found, chosen, in_time, results, start, work
+from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts, start
 from rota_lab.reproduce.result import Result
 
 ROUNDS, BUDGET = 500, 10
@@ -103,23 +103,23 @@ def kvib_theory(
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
     files = [] if quick else results(out, "kvib-theory")
-    job = start(files, [part.name for part in parts()], minutes, "cpu", "fp32", say)
+    runner = start(files, [part.name for part in parts()], minutes, "cpu", "fp32", say)
 
     def load(_: None) -> Task:
         return Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
 
     def measure(task: Task, part: Part) -> tuple[Found, str]:
         runs = [
-            run(part, task, seed, job.deadline)
+            run(part, task, seed, runner.deadline)
             for seed in range(FIRST_SEED, FIRST_SEED + part.seeds)
         ]
         regret = float(np.mean([each["regret"] for each in runs]))
         return asdict(part) | {"runs": runs}, f"regret {regret:.3g}"
 
-    work(job, wanted, lambda _: None, load, measure)
+    run_parts(runner, wanted, lambda _: None, load, measure)
     everything = parts(quick)
     return report(
-        {part.name: job.found[part.name] for part in everything if part.name in job.found},
+        {part.name: runner.found[part.name] for part in everything if part.name in runner.found},
         len(everything),
         quick,
     )

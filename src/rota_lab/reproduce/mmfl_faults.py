@@ -28,9 +28,9 @@ from rota_lab.reproduce.mmfl_table1 import (
     METHODS,
     SEEDS,
     SETTINGS,
-    Policies,
+    Method,
+    Part,
     Settings,
-    Work,
     lines,
     played,
 )
@@ -79,7 +79,7 @@ class Misplaced(Gvr):
         )
 
 
-FAULTS: dict[str, dict[str, Policies]] = {
+FAULTS: dict[str, dict[str, Method]] = {
     "repeated": {
         "fedvarp": lambda b: (Random(BUDGET, b), Repeated()),
         "gvr-star": lambda b: (Gvr(BUDGET, b), Repeated()),
@@ -95,13 +95,13 @@ FAULTS: dict[str, dict[str, Policies]] = {
 """By fault: the methods of S0's table that its code has it in, with it alone."""
 TABLE = {method: METHODS[method] for method in PAPER["3"]}
 """The methods of S0's table without a fault."""
-TOGETHER: dict[str, Policies] = {
+TOGETHER: dict[str, Method] = {
     **TABLE,
     **{method: policies for some in FAULTS.values() for method, policies in some.items()},
     "fedvarp": lambda b: (Uncounted(BUDGET, b), Repeated()),  # which has two
 }
 """With all faults that its code has in them."""
-RUNS: dict[str, dict[str, Policies]] = {
+RUNS: dict[str, dict[str, Method]] = {
     "3": {
         **TABLE,
         **{
@@ -127,26 +127,26 @@ TASKS: Settings = {
 }
 
 
-def parts(quick: bool = False) -> list[Work]:
+def parts(quick: bool = False) -> list[Part]:
     """All parts, in the order they are run in."""
     if quick:
-        return [Work("3", method, 0) for method in QUICK]
+        return [Part("3", method, 0) for method in QUICK]
     return [
-        Work(setting, method, seed)
+        Part(setting, method, seed)
         for setting, methods in RUNS.items()
         for seed in range(SEEDS)
         for method in methods
     ]
 
 
-def policies_of(part: Work) -> Policies:
+def method_of(part: Part) -> Method:
     """A part's sampler and estimator."""
     return RUNS[part.setting][part.method]
 
 
 def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
     """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
-    return lines(left(results(out, NAME, TABLE1), chosen(only, parts())), policies_of)
+    return lines(left(results(out, NAME, TABLE1), chosen(only, parts())), method_of)
 
 
 def mmfl_faults(
@@ -165,9 +165,9 @@ def mmfl_faults(
     """
     everything = parts(quick)
     files = [] if quick else results(out, NAME, TABLE1)
-    job = start(files, [part.name for part in everything], minutes, device, precision, say)
+    runner = start(files, [part.name for part in everything], minutes, device, precision, say)
     return report(
-        played(job, everything, only, TASKS, policies_of, quick),
+        played(runner, everything, only, TASKS, method_of, quick),
         {fault: list(some) for fault, some in FAULTS.items()},
         len(everything),
         quick,

@@ -19,7 +19,7 @@ from torch import nn
 import rota
 from rota import data, loop, models, plan, rng
 from rota.arrays import Array
-from rota.data.federation import Federation, Part, Partition
+from rota.data.federation import Federation, Partition
 from rota.data.partition import high_low, natural
 from rota.engine import Engine, make
 from rota.estimate import (
@@ -53,7 +53,7 @@ from rota.sampling import (
 from rota.sampling.mmfl import Assigning
 from rota_lab.reproduce.mmfl_cells import Cells
 from rota_lab.reproduce.mmfl_page import About, report
-from rota_lab.reproduce.parts import Found, Job, chosen, in_time, left, results, start, work
+from rota_lab.reproduce.parts import Found, Runner, chosen, in_time, left, results, run_parts, start
 from rota_lab.reproduce.result import Result
 
 CLIENTS, BUDGET, ROUNDS, SEEDS = 120, 12, 150, 5
@@ -68,8 +68,8 @@ EVERY = 5
 """Before that, models are tested every so many rounds."""
 QUICK_ROUNDS, QUICK_CLIENTS, QUICK_METHODS = 6, 24, ("full", "random", "gvr-star", "kvib")
 
-Policies = Callable[[tuple[int, ...]], tuple[Sampler, Estimator]]
-METHODS: dict[str, Policies] = {
+Method = Callable[[tuple[int, ...]], tuple[Sampler, Estimator]]
+METHODS: dict[str, Method] = {
     "full": lambda _: (Full(), Unbiased()),
     "random": lambda b: (Random(BUDGET, b), Unbiased()),
     "gvr": lambda b: (Gvr(BUDGET, b), Unbiased()),
@@ -90,7 +90,7 @@ METHODS: dict[str, Policies] = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class TaskSpec:
     """What a task trains, as far as that is known without its data's files."""
 
     data: str
@@ -142,10 +142,10 @@ class Kind:
         ]
 
 
-FASHION = Kind(
+FASHION = TaskSpec(
     "Fashion-MNIST", data.fashion_mnist, "CNN", models.mmfl_cnn, lr=0.01, sizes=((9, 15), (90, 150))
 )
-CIFAR = Kind(
+CIFAR = TaskSpec(
     "CIFAR-10",
     data.cifar10,
     "pre-activation ResNet-18",
@@ -153,10 +153,10 @@ CIFAR = Kind(
     lr=0.1,
     sizes=((12, 15), (120, 150)),
 )
-WRITERS = Kind(
+WRITERS = TaskSpec(
     "MNIST by writer", data.mnist_writers, "CNN", models.mmfl_cnn, lr=0.01, owners="writers"
 )
-ROLES = Kind(
+ROLES = TaskSpec(
     "Shakespeare by role",
     data.shakespeare,
     "LSTM, two layers",
@@ -166,7 +166,7 @@ ROLES = Kind(
     batch=500,
     held_out=0.0,
 )
-Settings = dict[str, dict[str, Kind]]
+Settings = dict[str, dict[str, TaskSpec]]
 SETTINGS: Settings = {
     "3": {"fashion-1": FASHION, "fashion-2": FASHION, "fashion-3": FASHION},
     "5": {
@@ -180,7 +180,7 @@ SETTINGS: Settings = {
 """The tasks of each setting. Those of a kind differ by who has which labels."""
 
 
-def made(kinds: dict[str, Kind], clients: int, seed: int) -> list[Task]:
+def made(kinds: dict[str, TaskSpec], clients: int, seed: int) -> list[Task]:
     """A setting's tasks with their data, of which every client lacks one's, at random, with a chance of 10 %."""
     return lacking(
         [kind.task(clients, name, 100 * seed + s) for s, (name, kind) in enumerate(kinds.items())],
@@ -191,9 +191,8 @@ def made(kinds: dict[str, Kind], clients: int, seed: int) -> list[Task]:
 def held_out(federation: Federation, out: float = HELD_OUT) -> Federation:
     """The test examples without the first ones, which S0 keeps for validation."""
     test, first = federation.test, int(out * len(federation.test.y))
-    return replace(
-        federation, test=Part(test.x[first:], test.y[first:], np.array([0, len(test.y) - first]))
-    )
+    x, y = test.x[first:], test.y[first:]
+    return replace(federation, test=replace(test, x=x, y=y, offsets=np.array([0, len(y)])))
 
 
 def lacking(tasks: list[Task], seed: int) -> list[Task]:
@@ -214,14 +213,13 @@ def without(federation: Federation, clients: Array) -> Federation:
     train, sizes = federation.train, federation.train.sizes
     kept = torch.from_numpy(~np.isin(np.repeat(np.arange(train.clients), sizes), clients))
     sizes = np.where(np.isin(np.arange(train.clients), clients), 0, sizes)
-    return replace(
-        federation,
-        train=Part(train.x[kept], train.y[kept], np.concatenate([[0], np.cumsum(sizes)])),
-    )
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    x, y = train.x[kept], train.y[kept]
+    return replace(federation, train=replace(train, x=x, y=y, offsets=offsets))
 
 
 @dataclass(frozen=True)
-class Work:
+class Part:
     """A part: a setting, a method and a seed."""
 
     setting: str
@@ -244,12 +242,12 @@ class Work:
         return {self.name, self.cell, self.setting, self.method, seed, f"{self.setting}-{seed}"}
 
 
-def parts(quick: bool = False) -> list[Work]:
+def parts(quick: bool = False) -> list[Part]:
     """All parts, in the order they are run in."""
     if quick:
-        return [Work("3", method, 0) for method in QUICK_METHODS]
+        return [Part("3", method, 0) for method in QUICK_METHODS]
     return [
-        Work(setting, method, seed)
+        Part(setting, method, seed)
         for setting in SETTINGS
         for seed in range(SEEDS)
         for method in METHODS
@@ -264,18 +262,19 @@ SECONDS = {
 tasks on two cores it is a guess."""
 
 
-def seconds(part: Work, policies: Policies, device: str) -> float:
+def seconds(part: Part, method: Method, device: str) -> float:
     """What a part takes, roughly."""
-    sampler, _ = policies((1,) * CLIENTS)
+    sampler, _ = method((1,) * CLIENTS)
     return SECONDS[device]["5" if part.setting == "5" else "3"][
         not isinstance(sampler, Full | Gvr)
     ]  # in these every client trains
 
 
-def lines(some: list[Work], policies: Callable[[Work], Policies]) -> list[str]:
+def lines(some: list[Part], method_of: Callable[[Part], Method]) -> list[str]:
     """How much work some parts are: a line for a setting and method."""
     gpu, cpu = (
-        {part: seconds(part, policies(part), device) for part in some} for device in ("cuda", "cpu")
+        {part: seconds(part, method_of(part), device) for part in some}
+        for device in ("cuda", "cpu")
     )
     each = []
     for cell, number in Counter(part.cell for part in some).items():
@@ -292,14 +291,14 @@ def lines(some: list[Work], policies: Callable[[Work], Policies]) -> list[str]:
     return [*each, *([""] if each else []), total]
 
 
-def policies_of(part: Work) -> Policies:
+def method_of(part: Part) -> Method:
     """A part's sampler and estimator."""
     return METHODS[part.method]
 
 
 def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
     """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
-    return lines(left(results(out, NAME), chosen(only, parts())), policies_of)
+    return lines(left(results(out, NAME), chosen(only, parts())), method_of)
 
 
 def mmfl_table1(
@@ -319,35 +318,35 @@ def mmfl_table1(
     """
     everything = parts(quick)
     files = [] if quick else results(out, NAME)
-    job = start(files, [part.name for part in everything], minutes, device, precision, say)
-    return report(played(job, everything, only, SETTINGS, policies_of, quick), about(quick))
+    runner = start(files, [part.name for part in everything], minutes, device, precision, say)
+    return report(played(runner, everything, only, SETTINGS, method_of, quick), about(quick))
 
 
 def played(
-    job: Job,
-    everything: list[Work],
+    runner: Runner,
+    everything: list[Part],
     only: str | None,
     settings: Settings,
-    policies: Callable[[Work], Policies],
+    method_of: Callable[[Part], Method],
     quick: bool,
 ) -> Cells:
     """Run what is wanted and not finished yet: all that is finished then, by its place in the table and by seed."""
 
     def load(kind: tuple[str, int]) -> Track:
         setting, seed = kind
-        job.say(f"{setting}, seed {seed}: loading")
-        return Track(settings[setting], seed, job, quick)
+        runner.say(f"{setting}, seed {seed}: loading")
+        return Track(settings[setting], seed, runner, quick)
 
-    def run(track: Track, part: Work) -> tuple[Found, str]:
-        numbers = track.run(*policies(part)(track.processors))
+    def run(track: Track, part: Part) -> tuple[Found, str]:
+        numbers = track.run(*method_of(part)(track.processors))
         return numbers, f"accuracy {numbers['accuracy']:.3f}"
 
     wanted = everything if quick else chosen(only, everything)
-    work(job, wanted, lambda part: (part.setting, part.seed), load, run)
+    run_parts(runner, wanted, lambda part: (part.setting, part.seed), load, run)
     cells: Cells = {}
     for part in everything:
-        if part.name in job.found:
-            cells.setdefault(part.cell, {})[part.seed] = job.found[part.name]
+        if part.name in runner.found:
+            cells.setdefault(part.cell, {})[part.seed] = runner.found[part.name]
     return cells
 
 
@@ -394,7 +393,7 @@ def about(quick: bool = False) -> About:
 
 def tasks(setting: str, clients: int, quick: bool) -> list[list[str]]:
     """A setting's tasks in words, those of a kind together."""
-    kinds: dict[Kind, list[str]] = {}
+    kinds: dict[TaskSpec, list[str]] = {}
     for name, kind in SETTINGS[setting].items():
         kinds.setdefault(kind, []).append(name)
     return [[", ".join(names), *kind.words(clients, quick)] for kind, names in kinds.items()]
@@ -426,9 +425,11 @@ def last(rounds: int) -> int:
 class Track:
     """A setting's tasks and engine for one seed: all methods run on it."""
 
-    def __init__(self, kinds: dict[str, Kind], seed: int, job: Job, quick: bool = False) -> None:
+    def __init__(
+        self, kinds: dict[str, TaskSpec], seed: int, runner: Runner, quick: bool = False
+    ) -> None:
         clients, self.rounds = (QUICK_CLIENTS, QUICK_ROUNDS) if quick else (CLIENTS, ROUNDS)
-        self.seed, self.last, self.deadline = seed, last(self.rounds), job.deadline
+        self.seed, self.last, self.deadline = seed, last(self.rounds), runner.deadline
         self.tasks = made(kinds, clients, seed)
         if quick:
             self.tasks = [
@@ -436,7 +437,7 @@ class Track:
             ]
         self.processors = tuple(assign.mixed(plan.shares(self.tasks), seed).tolist())
         self.engine: Engine = make(
-            "auto", self.tasks, rota.Devices(), seed, job.device, job.precision
+            "auto", self.tasks, rota.Devices(), seed, runner.device, runner.precision
         )
 
     def run(self, sampler: Sampler, estimator: Estimator) -> Found:

@@ -29,24 +29,25 @@ Found = dict[str, Any]
 """The numbers of a finished part."""
 
 
-class Named(Protocol):
-    """A part has a name, under which it is kept."""
+class Part(Protocol):
+    """A part of a reproduction."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name under which it is kept."""
 
 
-class Worded(Protocol):
-    """A part by its names."""
+class Choice(Part, Protocol):
+    """A part that `--only` can choose."""
 
     @property
     def words(self) -> set[str]:
         """What `--only` may call it, alone or with others."""
 
 
-Part = TypeVar("Part", bound=Named)
-Choice = TypeVar("Choice", bound=Worded)
-Kind = TypeVar("Kind")
+P = TypeVar("P", bound=Part)
+C = TypeVar("C", bound=Choice)
+Group = TypeVar("Group")
 Track = TypeVar("Track")
 
 
@@ -65,7 +66,7 @@ def in_time(deadline: float) -> None:
         raise TimeUp
 
 
-def chosen(only: str | None, parts: list[Choice]) -> list[Choice]:
+def chosen(only: str | None, parts: list[C]) -> list[C]:
     """The parts that a list of words, separated by commas, names; all of them where there is none."""
     if not only:
         return parts
@@ -117,14 +118,14 @@ def append(path: Path, found: Found) -> None:
         os.fsync(file.fileno())
 
 
-def left(files: list[Path], parts: Iterable[Part]) -> list[Part]:
+def left(files: list[Path], parts: Iterable[P]) -> list[P]:
     """The parts that are not finished yet in any of the files."""
     finished = {name for path in files for name in read(path)}
     return [part for part in parts if part.name not in finished]
 
 
 @dataclass(frozen=True)
-class Job:
+class Runner:
     """How a reproduction's parts are run, and those that are finished."""
 
     file: Path | None
@@ -142,47 +143,47 @@ def start(
     device: str,
     precision: str,
     say: Callable[[str], None],
-) -> Job:
-    """A job that resumes from the finished parts in `files` and appends to the first of them; without files it keeps nothing."""
+) -> Runner:
+    """A runner that resumes from the finished parts in `files` and appends to the first of them; without files it keeps nothing."""
     kept: dict[str, Found] = {}
     for path in reversed(files):
         kept |= read(path)
     found = {name: kept[name] for name in names if name in kept}
-    return Job(files[0] if files else None, found, until(minutes), where(device), precision, say)
+    return Runner(files[0] if files else None, found, until(minutes), where(device), precision, say)
 
 
-def work(
-    job: Job,
-    wanted: Iterable[Part],
-    kind: Callable[[Part], Kind],
-    load: Callable[[Kind], Track],
-    run: Callable[[Track, Part], tuple[Found, str]],
+def run_parts(
+    runner: Runner,
+    wanted: Iterable[P],
+    group: Callable[[P], Group],
+    load: Callable[[Group], Track],
+    run: Callable[[Track, P], tuple[Found, str]],
 ) -> None:
     """Run the parts that are not finished yet, until the time is up, and keep each as soon as it is finished.
 
-    `run` gives a part's numbers and a few words on them. Parts of one `kind` that follow one another share what is loaded for it.
+    `run` gives a part's numbers and a few words on them. Parts of one `group` that follow one another share what is loaded for it.
     """
-    unfinished = [part for part in wanted if part.name not in job.found]
+    unfinished = [part for part in wanted if part.name not in runner.found]
     try:
-        for same, parts in groupby(unfinished, key=kind):
-            in_time(job.deadline)
+        for same, parts in groupby(unfinished, key=group):
+            in_time(runner.deadline)
             track = load(same)
             for part in parts:
                 began = time.monotonic()
                 numbers, words = run(track, part)
-                job.found[part.name] = {
+                runner.found[part.name] = {
                     "part": part.name,
                     **numbers,
                     "seconds": round(time.monotonic() - began, 1),
-                    "precision": job.precision,
-                    "machine": described(job.device),
+                    "precision": runner.precision,
+                    "machine": described(runner.device),
                     "rota": rota.__version__,
                 }
-                job.say(f"{part.name}: {words}, {job.found[part.name]['seconds']:.0f} s")
-                if job.file:
-                    append(job.file, job.found[part.name])
+                runner.say(f"{part.name}: {words}, {runner.found[part.name]['seconds']:.0f} s")
+                if runner.file:
+                    append(runner.file, runner.found[part.name])
             del track  # the next one needs the room
             gc.collect()
             torch.cuda.empty_cache()
     except TimeUp:
-        job.say("the time is up: what is finished is kept")
+        runner.say("the time is up: what is finished is kept")

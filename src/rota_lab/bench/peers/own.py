@@ -19,7 +19,7 @@ from rota.plan import Task
 from rota.sampling import Uniform
 
 
-def main(folder: str, engine: str, option: str = "") -> None:
+def main(folder: str, name: str, option: str = "") -> None:
     """`option` is the number of threads, or the precision."""
     if option.isdigit():
         torch.set_num_threads(int(option))
@@ -45,15 +45,15 @@ def main(folder: str, engine: str, option: str = "") -> None:
         evaluate=rounds + 1,
     )
     precision = option if option in PRECISIONS else "fp32"
-    machine = make(engine, [task], experiment.devices, work.seed, work.device, precision)
-    state = loop.begin(experiment, machine)
+    engine = make(name, [task], experiment.devices, work.seed, work.device, precision)
+    state = loop.begin(experiment, engine)
     ends = []
     for cohort in work.cohorts:
-        state, record = loop.play(experiment, machine, state)
+        state, record = loop.play(experiment, engine, state)
         ends.append(shared.now(work.device))
         if record["cohort"]["bench"] != cohort.tolist():
             raise SystemExit("the round's cohort is not the one that the other systems train")
-    score = machine.evaluate(state.models)[0]
+    score = engine.evaluate(state.models)[0]
     shared.report(work, ends, (score.accuracy, score.loss), rota.__version__)
 
 
