@@ -304,7 +304,7 @@ def test_lstm_flops_are_counted() -> None:
         rota.models.lstm_shakespeare, rota.from_clients([(x, x[:, 0])], (x, x[:, 0]), classes=80)
     )
     products = 80 * (4 * 128 * (80 + 128) + 4 * 128 * (128 + 128)) + 128 * 80
-    assert step_flops(task) == 3 * 2 * products
+    assert step_flops(task, task.federation.train.x) == 3 * 2 * products
 
 
 def test_flops_are_counted_where_a_single_example_has_no_statistics() -> None:
@@ -321,7 +321,7 @@ def test_flops_are_counted_where_a_single_example_has_no_statistics() -> None:
             for c, s in ((128, 4), (256, 2), (512, 1))
         ),
     ]
-    assert step_flops(task) == 3 * 2 * sum([*rest, *wide])
+    assert step_flops(task, task.federation.train.x) == 3 * 2 * sum([*rest, *wide])
 
 
 class Mixing(nn.Linear):

@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 import rota
 from rota import loop, recipe, rng, weights
 from rota.arrays import Array
+from rota.data import describe as describing
 from rota.data.federation import Federation
 from rota.engine import ENGINES, Score, Sequential
 from rota.engine.local import Correction
@@ -39,7 +40,6 @@ from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yog
 from rota.loop import Experiment, State
 from rota.plan import Chunk, Plan, Seen, Task
 from rota.running import experiment as experiments
-from rota.running import folder as folder_module
 from rota.running.experiment import Interrupted, Run, execute
 from rota.running.folder import Folder, checkpoint, differences, flat, refuse_used
 from rota.running.record import Record
@@ -774,10 +774,10 @@ def test_damaged_notes_on_the_data_are_named(tmp_path: Path) -> None:
 
 def test_the_digest_of_large_data_is_of_a_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     data = federation([40, 60])
-    whole = folder_module.digest(data)
-    monkeypatch.setattr(folder_module, "DIGESTED", 800)
-    assert folder_module.digest(data) == folder_module.digest(federation([40, 60])) != whole
-    assert folder_module.digest(data) != folder_module.digest(federation([41, 59]))
+    whole = describing.digest(data)
+    monkeypatch.setattr(describing, "DIGESTED", 800)
+    assert describing.digest(data) == describing.digest(federation([40, 60])) != whole
+    assert describing.digest(data) != describing.digest(federation([41, 59]))
 
 
 def test_going_on_needs_a_folder() -> None:

@@ -45,6 +45,11 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """An error's first line, or its kind where it has no words."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def what_and_where(error: BaseException) -> str:
     """An unforeseen error in one line, with the place in the code that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]

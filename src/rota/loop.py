@@ -96,7 +96,7 @@ class State:
 
 def begin(experiment: Experiment, engine: Engine) -> State:
     """The state before the first round."""
-    models, clients = engine.initial(), experiment.tasks[0].data.clients
+    models, clients = engine.initial(), experiment.tasks[0].roster.clients
     return State(
         round=0,
         models=models,

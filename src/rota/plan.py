@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rota import rng
 from rota.arrays import Array
 from rota.data.federation import Federation
+from rota.data.roster import Roster
 from rota.errors import BadInput
 
 State = dict[str, Any]
@@ -49,7 +50,7 @@ class Task:
     """
 
     model: Callable[..., nn.Module] | nn.Module
-    data: Federation
+    data: Federation | Roster
     lr: float = 0.1
     batch: int | None = 10
     epochs: int = 1
@@ -65,12 +66,27 @@ class Task:
     score: Callable[[Tensor, Tensor], Tensor] = top1
     name: str = ""
 
+    @property
+    def roster(self) -> Roster:
+        """What the server knows of the clients' data."""
+        return self.data if isinstance(self.data, Roster) else self.data.roster
+
+    @property
+    def federation(self) -> Federation:
+        """The examples, which engines need that train on this machine."""
+        if isinstance(self.data, Roster):
+            raise BadInput(
+                f"task '{self.name or self.data.name}' has a roster in the place of data: "
+                "give a Federation, or choose an engine that trains where the data are"
+            )
+        return self.data
+
     def build(self, seed: int = 0) -> nn.Module:
         """A fresh module; the same seed gives the same weights."""
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
         wanted = inspect.signature(self.model).parameters
-        known: dict[str, Any] = {"shape": self.data.shape, "classes": self.data.classes}
+        known: dict[str, Any] = {"shape": self.roster.shape, "classes": self.roster.classes}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.key(seed, "init"))
             return self.model(**{name: value for name, value in known.items() if name in wanted})
@@ -82,7 +98,7 @@ class Task:
 
 def shares(tasks: list[Task]) -> Array:
     """d[s, i]: client i's share of model s's training examples; rows sum to 1, 0 means "no data for it"."""
-    sizes: Array = np.stack([task.data.train.sizes for task in tasks]).astype(np.float64)
+    sizes: Array = np.stack([task.roster.sizes for task in tasks]).astype(np.float64)
     return np.asarray(sizes / sizes.sum(axis=1, keepdims=True))
 
 

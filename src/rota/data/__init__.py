@@ -24,6 +24,7 @@ from rota.data.mnist import FILES as MNIST
 from rota.data.mnist import mnist
 from rota.data.mnist_writers import FILES as WRITERS
 from rota.data.mnist_writers import mnist_writers
+from rota.data.roster import Roster
 from rota.data.shakespeare import FILES as PLAYS
 from rota.data.shakespeare import shakespeare
 from rota.data.synthetic import synthetic, synthetic_kvib
@@ -66,6 +67,7 @@ __all__ = [
     "Federation",
     "Part",
     "Partition",
+    "Roster",
     "at_hand",
     "cifar10",
     "digits",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from rota import rng
 from rota.arrays import Array
+from rota.data.roster import Roster
 from rota.errors import BadInput
 
 
@@ -89,6 +91,8 @@ class Federation:
     train: Part
     test: Part
     classes: int
+    ids: Sequence[str] = ()
+    """The clients' stable names, where the data have some."""
 
     def __repr__(self) -> str:
         """In one line, without the examples."""
@@ -96,6 +100,11 @@ class Federation:
         return (
             f"Federation({self.name!r}, {self.clients} clients, {examples}, {self.classes} classes)"
         )
+
+    @cached_property
+    def roster(self) -> Roster:
+        """What the server knows of these data."""
+        return Roster(self.name, self.train.sizes, self.shape, self.classes, self.ids)
 
     @property
     def clients(self) -> int:

@@ -75,7 +75,7 @@ def signature(task: Task, apart: bool) -> tuple[object, ...]:
         for f in fields(Task)
         if f.name not in ("lr", "lr_decay", "name", "data", "model")
     ]
-    x, y = task.data.train.x, task.data.train.y
+    x, y = task.federation.train.x, task.federation.train.y
     data = (
         id(task.data) if apart else (x.shape[1:], x.dtype, y.shape[1:], y.dtype, task.data.classes)
     )
@@ -148,7 +148,7 @@ class Batched:
         """The data of some models as one array, with Family's `offsets` and `first`. What each model had becomes a part of it."""
         leaders = {id(self.tasks[m].data): m for m in reversed(models)}
         places = {data: place for place, data in enumerate(leaders)}
-        parts = [self.tasks[m].data.train for m in leaders.values()]
+        parts = [self.tasks[m].federation.train for m in leaders.values()]
         first = np.array([places.get(id(task.data), 0) * parts[0].clients for task in self.tasks])
         if len(parts) == 1:
             return *self.plain.data[models[0]], parts[0].offsets, first

@@ -117,7 +117,7 @@ class Scorer:
         return [found[s] for s in which]
 
     def _score(self, which: list[int], measure: Measure) -> list[Score]:
-        data = self.tasks[which[0]].data
+        data = self.tasks[which[0]].federation
         x, y = self._test(data)
         parts = self.passes(which[0], [len(y)] if data.shared_test else data.test.sizes)
         pieces = self.spread(
@@ -176,7 +176,9 @@ class Scorer:
         if len(which) == 1:
             return False
         if kind not in self.stacks:
-            x, y = (part[:8].to(self.device) for part in self._test(self.tasks[which[0]].data))
+            x, y = (
+                part[:8].to(self.device) for part in self._test(self.tasks[which[0]].federation)
+            )
             module = self.modules[which[0]]
             slow = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
             self.stacks[kind] = (

@@ -45,7 +45,7 @@ class Sequential:
         self.start = [
             weights.read(module) for module in self.modules
         ]  # the modules themselves are worked with
-        held = {id(task.data): local.on_device(task.data.train, device) for task in tasks}
+        held = {id(task.data): local.on_device(task.federation.train, device) for task in tasks}
         self.data = [held[id(task.data)] for task in tasks]
         self.dropout = [
             local.uses_dropout(m, x[:2].to(device))
@@ -56,10 +56,10 @@ class Sequential:
             for m, (x, _) in zip(self.modules, self.data, strict=True)
         ]
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
-        flops = {kind: step_flops(task) for kind, task in kinds.items()}
+        flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
         self.scorer = Scorer(tasks, self.modules, self.flops, device)
-        self.speed, self.link = devices.profile(tasks[0].data.clients, seed)
+        self.speed, self.link = devices.profile(tasks[0].roster.clients, seed)
 
     def initial(self) -> list[Weights]:
         """The models before the first round."""
@@ -113,7 +113,7 @@ class Sequential:
     ) -> tuple[Weights, float, int, int, str]:
         """One client's local training: the model it ends with, its mean loss, its steps and examples, and why it failed if it did."""
         task, module = self.tasks[model], self.modules[model]
-        rows = slice(*task.data.train.offsets[client : client + 2].tolist())
+        rows = slice(*task.federation.train.offsets[client : client + 2].tolist())
         x, y = (part[rows].to(self.device) for part in self.data[model])
         weights.load(module, start)
         for counter, beginning in self.counters[
@@ -212,7 +212,7 @@ class Sequential:
         self, model: int, clients: Array, now: int, most: int | None
     ) -> tuple[Tensor, Array]:
         """Where clients' training examples are, one client after the other: all, or `most` of each at random; and how many of each."""
-        offsets = self.tasks[model].data.train.offsets
+        offsets = self.tasks[model].federation.train.offsets
         sizes = offsets[clients + 1] - offsets[clients]
         if most is None or (sizes <= most).all():
             before = np.cumsum(sizes) - sizes

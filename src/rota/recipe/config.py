@@ -331,7 +331,7 @@ def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
     tasks = tasks or _build_tasks(config)
     sampler = dict(config["sampler"])
     if "fraction" in sampler and "budget" in _parameters("samplers", sampler["name"]):
-        sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].data.clients))
+        sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].roster.clients))
     policies = {
         key: _make(kind, sampler if key == "sampler" else config[key])
         for key, (kind, _) in POLICIES.items()

@@ -181,7 +181,8 @@ def _in_words(entry: dict[str, Any]) -> str:
         else f"{sizes.min():,} each"
     )
     words = f"{entry['data']}: {entry['examples']:,} training examples on {entry['clients']:,} clients, {each}."
-    words += f" {entry['test_examples']:,} test examples."
+    if "test_examples" in entry:  # not where the examples are on other machines
+        words += f" {entry['test_examples']:,} test examples."
     return (
         words
         if len(sizes) == entry["clients"]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rota.data.federation import Federation, Part
+from rota.data.federation import Federation
+from rota.data.roster import Roster
 from rota.engine import Devices
-from rota.errors import BadInput, at
+from rota.errors import BadInput, at, first_line
 from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
 from rota.hints import called, check_fields, shown
 from rota.loop import Experiment
-from rota.plan import Task, cross_entropy, top1
+from rota.plan import Task, top1
+from rota.running import fit
 from rota.running.record import same_score
 from rota.sampling import SAMPLERS, asks
 from rota.sampling.metrics import check as check_metrics
@@ -42,9 +43,10 @@ def check(experiment: Experiment) -> None:
         )
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
-        with at(f"task '{name}'" if len(experiment.tasks) > 1 else ""):
-            check_values(task.data)
-        check_fit(task, name)
+        if isinstance(task.data, Federation):
+            with at(f"task '{name}'" if len(experiment.tasks) > 1 else ""):
+                fit.check_values(task.data)
+            fit.check_fit(task, name)
     check_clients(experiment.tasks, experiment.names)
     check_devices(experiment.devices)
     check_server(experiment.server)
@@ -81,12 +83,12 @@ def check_types(experiment: Experiment) -> None:
     for part in ("sampler", "estimator", "server", "devices", "availability"):
         check_fields(f"{part}.", getattr(experiment, part))
     tasks = experiment.tasks
-    named = all(
-        isinstance(task.data, Federation) for task in tasks
-    )  # for it is the data that name a task without a name
+    # the data name a task that has no name
+    named = all(isinstance(task.data, Federation | Roster) for task in tasks)
     for task, name in zip(tasks, experiment.names if named else range(len(tasks)), strict=True):
         check_fields(f"task '{name}': ", task)
-        check_fields(f"task '{name}': data.", task.data)
+        if isinstance(task.data, Federation):  # a roster has checked itself
+            check_fields(f"task '{name}': data.", task.data)
 
 
 def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
@@ -116,7 +118,7 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
 
 def check_clients(tasks: list[Task], names: list[str]) -> None:
     """All tasks have the same clients. With one task each client has data; with several a client may have none for some of them, or all."""
-    counts = [task.data.clients for task in tasks]
+    counts = [task.roster.clients for task in tasks]
     if len(set(counts)) > 1:
         first, *others = zip(names, counts, strict=True)
         have = ", ".join(
@@ -128,112 +130,15 @@ def check_clients(tasks: list[Task], names: list[str]) -> None:
         raise BadInput(
             f"task {have}: all tasks of a run must have the same clients, so set partition.clients alike"
         )
-    empty = np.flatnonzero(tasks[0].data.train.sizes == 0)
+    for task, name in zip(tasks, names, strict=True):
+        if not task.roster.sizes.any():
+            raise BadInput(
+                f"task '{name}': no client has training examples: give one at least some"
+            )
+    empty = np.flatnonzero(tasks[0].roster.sizes == 0)
     if len(tasks) == 1 and len(empty):
         some = f"client {empty[0]} has no training examples ({len(empty)} of {counts[0]} clients have none)"
         raise BadInput(f"{some}: leave such clients out, or lower partition.missing")
-
-
-def check_values(data: Federation) -> None:
-    """No NaN or infinity; labels inside the classes."""
-    for part, kind in ((data.train, "train"), (data.test, "test")):
-        if not len(part.y):
-            raise BadInput(f"data '{data.name}' has no {kind} examples")
-        for values, what in ((part.x, "x"), (part.y, "y")):
-            if values.is_floating_point():
-                bad = (
-                    ~torch.isfinite(values).flatten(1).all(dim=1)
-                    if values.dim() > 1
-                    else ~torch.isfinite(values)
-                )
-                _refuse(bad, data, part, f"{kind} {what} is NaN or infinite")
-        if not part.y.is_floating_point():
-            _refuse(
-                (part.y < 0) | (part.y >= data.classes),
-                data,
-                part,
-                f"{kind} label outside 0..{data.classes - 1}",
-            )
-
-
-def _refuse(bad: Tensor, data: Federation, part: Part, problem: str) -> None:
-    """Name the first bad row and whose it is."""
-    if not bool(bad.any()):
-        return
-    row = int(torch.nonzero(bad.flatten())[0])
-    client = part.owner(row)
-    where = (
-        f"row {row}"
-        if part.clients == 1
-        else f"client {client}, row {row - int(part.offsets[client])}"
-    )
-    count = int(bad.sum())
-    more = f" and in {count - 1} more rows" if count > 1 else ""
-    raise BadInput(
-        f"data '{data.name}': {problem} at {where}{more}: mend or remove {'them' if more else 'it'}"
-    )
-
-
-def check_fit(task: Task, name: str) -> None:
-    """The model takes the data, and has an output for every class; loss and score take its outputs."""
-    if task.score is top1 and task.data.train.y.is_floating_point():
-        own = "a function that gives one number an example, such as lambda outputs, targets: -(outputs - targets) ** 2"
-        why = "the targets are real numbers, of which accuracy says nothing"
-        raise BadInput(
-            f"task '{name}': {why}: give score {own}, or give class labels as whole numbers"
-        )
-    x, y = task.data.train.x[:2], task.data.train.y[:2]
-    try:
-        module = task.build()
-        with torch.no_grad():
-            outputs = module.eval()(x)
-    except BadInput as mistake:
-        raise BadInput(f"task '{name}': {mistake}") from mistake
-    except Exception as error:  # a model of the user's own may raise anything
-        raise BadInput(
-            f"task '{name}': the model does not fit examples of shape {task.data.shape}: {_first_line(error)}"
-        ) from error
-    if not isinstance(outputs, Tensor):
-        raise BadInput(
-            f"task '{name}': the model gives a {type(outputs).__name__}: it must give one tensor"
-        )
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise BadInput(f"task '{name}': the model has no parameters to train")
-    if task.data.classes and outputs.shape[-1] < task.data.classes:
-        raise BadInput(
-            f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have {task.data.classes} classes"
-        )
-    if (
-        task.loss is cross_entropy
-        and y.is_floating_point()
-        and (y.shape != outputs.shape or outputs.shape[-1] == 1)
-    ):
-        own = "a function that gives one number an example, such as lambda outputs, targets: (outputs - targets) ** 2"
-        raise BadInput(
-            f"task '{name}': the targets are real numbers, and the default loss is for classes: give loss {own}"
-        )
-    _check_measure(f"task '{name}': the loss", task.loss, outputs, y)
-    if task.score is not top1:
-        _check_measure(f"task '{name}': the score", task.score, outputs, y)
-
-
-def _check_measure(
-    what: str, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
-) -> None:
-    """A loss or score of the user's own takes what it will be given, and gives one number an example."""
-    try:
-        values = measure(outputs, targets)
-    except Exception as error:
-        raise BadInput(f"{what} does not take the model's outputs: {_first_line(error)}") from error
-    gives = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
-    if gives != (len(targets),):
-        raise BadInput(
-            f"{what} must give one number an example, shape ({len(targets)},), and gives {gives}"
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_devices(devices: Devices) -> None:
@@ -277,4 +182,4 @@ def check_server(server: Server) -> None:
     try:
         server.step(torch.zeros(1), torch.zeros(1), {})
     except ValueError as error:
-        raise BadInput(f"server: {_first_line(error)}") from error
+        raise BadInput(f"server: {first_line(error)}") from error

@@ -238,7 +238,7 @@ def refuse(experiment: Experiment, records: list[Record]) -> None:
         if (
             not failed
             and line["failures"]
-            and max(task.data.train.sizes.max() for task in experiment.tasks) < 2
+            and max(task.roster.sizes.max() for task in experiment.tasks) < 2
         ):
             raise BadInput(
                 f"no client can train ({TOO_FEW}): give clients two examples or more, or choose a model without BatchNorm"
@@ -330,8 +330,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
                 **work,
                 "name": name,
                 **functions,
-                "data": task.data.name,
-                "clients": task.data.clients,
+                "data": task.roster.name,
+                "clients": task.roster.clients,
             }
         )
     return {"python": True, **numbers, **policies, "task": tasks}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import tomllib
@@ -13,25 +12,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import tomli_w
-import torch
 from safetensors.torch import save_file
 
 from rota import weights
-from rota.data.federation import Federation
+from rota.data.describe import describe
 from rota.errors import BadInput
 from rota.hints import MOST
 from rota.loop import Experiment, State
 from rota.running import checkpoint
 from rota.running.checkpoint import sync
 from rota.running.record import Record, finite
-
-LISTED_CLIENTS = 2000
-"""Up to this many clients data.json lists each one; beyond, an evenly spread selection of that many, by size."""
-
-DIGESTED = 2**26
-"""Up to so many bytes of inputs, and of targets, are looked at to tell other data apart."""
 
 
 class Folder:
@@ -132,7 +123,10 @@ class Folder:
         """data.json: who holds how much of what, for the report. A run that is gone on with must have the data it began with."""
         path, found = (
             self.path / "data.json",
-            {name: describe(experiment, s) for s, name in enumerate(experiment.names)},
+            {
+                name: describe(task.data)
+                for name, task in zip(experiment.names, experiment.tasks, strict=True)
+            },
         )
         try:
             before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
@@ -239,36 +233,3 @@ def _word(value: Any) -> str:
     """A value in a sentence: numbers for each of many clients are cut short."""
     text = "not set" if value is None else json.dumps(value, default=str)
     return text if len(text) <= MOST else f"{text[:MOST]}..."
-
-
-def describe(experiment: Experiment, task: int) -> dict[str, Any]:
-    """One task's clients: sizes, and label counts where the targets are classes."""
-    data = experiment.tasks[task].data
-    sizes = data.train.sizes
-    shown = np.arange(data.clients)
-    if data.clients > LISTED_CLIENTS:
-        by_size = np.argsort(sizes, kind="stable")
-        shown = np.sort(by_size[np.linspace(0, data.clients - 1, LISTED_CLIENTS).astype(int)])
-    out: dict[str, Any] = {
-        "data": data.name,
-        "clients": data.clients,
-        "examples": int(sizes.sum()),
-        "test_examples": len(data.test.y),
-        "digest": digest(data),
-        "shown": shown.tolist(),
-        "sizes": sizes[shown].tolist(),
-    }
-    if data.classes and data.clients * data.classes <= 50_000_000:
-        out["labels"] = data.train.label_counts(data.classes)[shown].tolist()
-    return out
-
-
-def digest(data: Federation) -> str:
-    """Tells data apart: of who has which examples, all targets, and the inputs, or an even selection of them where they are many."""
-    out = hashlib.blake2b(digest_size=16)
-    for part in (data.train, data.test):
-        out.update(part.offsets.tobytes())
-        for values in (part.y, part.x):
-            step = max(1, -(-values.nbytes // DIGESTED))
-            out.update(values[::step].contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return out.hexdigest()

@@ -33,9 +33,9 @@ class Devices:
         return self.gflops * 1e9 * factor[0], self.mbps * 1e6 / 8 * factor[1]
 
 
-def step_flops(task: Task) -> float:
-    """FLOPs of one example's forward and backward pass (three forward passes' worth), counted on the module itself."""
-    x = task.data.train.x[:1]
+def step_flops(task: Task, x: Tensor) -> float:
+    """FLOPs of one example's forward and backward pass (three forward passes' worth), counted on the module itself; x is any one example."""
+    x = x[:1]
     pair = x.expand(2, *x.shape[1:])  # of a single one BatchNorm may refuse to take statistics
     try:
         return 1.5 * _count(

@@ -286,6 +286,6 @@ def prepare(work: Work, folder: Path, rounds: int, device: str) -> Size:
         params=params.numel(),
         steps=local_steps(task, train.sizes, 1)[measured].sum(1),
         examples=examples,
-        flops=examples * step_flops(task),
+        flops=examples * step_flops(task, task.federation.train.x),
         example_bytes=train.x[0].nbytes,
     )

@@ -324,7 +324,7 @@ def news(part: Part, say: Callable[[str], None]) -> Callable[[int, float], None]
 
 def outcome(part: Part, track: Track, runs: list[dict[str, Any]]) -> Found:
     """A finished part in numbers, but for how it was run."""
-    sizes = np.sort(track.tasks[0].data.train.sizes)[::-1]
+    sizes = np.sort(track.tasks[0].roster.sizes)[::-1]
     large = round(UNBALANCED[part.version][0] * len(sizes))
     split = {
         "clients": len(sizes),

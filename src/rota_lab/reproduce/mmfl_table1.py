@@ -203,7 +203,7 @@ def lacking(tasks: list[Task], seed: int) -> list[Task]:
         generator.random(clients) < 0.1, generator.integers(len(tasks), size=clients), -1
     )
     return [
-        replace(task, data=without(task.data, np.flatnonzero(lacks == s)))
+        replace(task, data=without(task.federation, np.flatnonzero(lacks == s)))
         for s, task in enumerate(tasks)
     ]
 
@@ -433,7 +433,7 @@ class Track:
         self.tasks = made(kinds, clients, seed)
         if quick:
             self.tasks = [
-                replace(task, data=held_out(task.data, QUICK_HELD_OUT)) for task in self.tasks
+                replace(task, data=held_out(task.federation, QUICK_HELD_OUT)) for task in self.tasks
             ]
         self.processors = tuple(assign.mixed(plan.shares(self.tasks), seed).tolist())
         self.engine: Engine = make(
