@@ -1,7 +1,8 @@
-"""Sampling procedures: from rates over pairs (model, client) to a plan whose weighted sum is unbiased.
+"""Sampling procedures: from rates over pairs (model, client) to a plan whose sum is unbiased.
 
-All take and return the whole matrix [models, clients]; the weights make E[sum of weight * update] = sum of share * update
-for every model. `variance.py` has what each of them costs in variance (S1 Lemma 2).
+Every procedure takes the whole matrix [models, clients]. Its weights satisfy, for every model,
+E[sum of weight * update] = sum of share * update. `variance.py` has the variance of each
+procedure (S1 Lemma 2).
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ COLUMNS = ("client", "model", "probability", "weight")
 
 
 def by(procedure: Procedure, rates: Array, shares: Array, generator: np.random.Generator) -> Plan:
-    """A plan from rates, whose rows sum to the number of clients that a model wants.
+    """Draw a plan from rates; a model's row of rates sums to the number of clients it wants.
 
-    "independent" takes them as probabilities, "multinomial" and "sequential" draw in proportion to them, "fixed" draws uniformly.
+    "independent" takes the rates as probabilities, "multinomial" and "sequential" draw in
+    proportion to them, and "fixed" draws uniformly.
     """
     if procedure == "independent":
         return independent(rates, shares, generator)
     draws = round(float(rates.sum(axis=1).max()))
     if procedure == "fixed":
         return fixed(draws, shares, generator)
-    return (multinomial if procedure == "multinomial" else sequential)(
-        rates, draws, shares, generator
-    )
+    weighted = multinomial if procedure == "multinomial" else sequential
+    return weighted(rates, draws, shares, generator)
 
 
 def everybody(shares: Array) -> Plan:
@@ -43,21 +44,20 @@ def everybody(shares: Array) -> Plan:
 
 
 def independent(probability: Array, shares: Array, generator: np.random.Generator) -> Plan:
-    """Poisson sampling: every pair by its own coin; weight = share / p.
+    """Poisson sampling: one coin for each pair; weight = share / p.
 
-    The cohort's size is random, and an empty one leaves the models as they are.
+    The size of the cohort is random. An empty cohort leaves the models as they are.
     """
-    model, client = np.divmod(
-        np.flatnonzero(generator.random(shares.shape) < probability), shares.shape[1]
-    )
+    heads = np.flatnonzero(generator.random(shares.shape) < probability)
+    model, client = np.divmod(heads, shares.shape[1])
     p = probability[model, client]
     return Plan(client, model, p, shares[model, client] / p)
 
 
 def fixed(size: int, shares: Array, generator: np.random.Generator) -> Plan:
-    """For every model, `size` of its clients uniformly without replacement; weight = share * N / size.
+    """For every model, `size` of its clients uniformly without replacement.
 
-    A model with fewer clients than that gets all of them.
+    weight = share * N / size. A model with fewer clients than that gets all of them.
     """
 
     def drawn_for(model: int) -> Plan:
@@ -72,24 +72,20 @@ def fixed(size: int, shares: Array, generator: np.random.Generator) -> Plan:
 def multinomial(
     probability: Array, draws: int, shares: Array, generator: np.random.Generator
 ) -> Plan:
-    """For every model, `draws` clients with replacement, each with its chance q, in proportion to the row of probabilities.
+    """For every model, `draws` clients with replacement, with chances q in proportion to its row.
 
-    A client drawn c times is one row of weight c * share / (draws * q). `Plan.probability` is the chance to be drawn at all.
+    A client drawn c times is one row of weight c * share / (draws * q). `Plan.probability` is its
+    chance to be drawn at least once.
     """
 
     def drawn_for(model: int) -> Plan:
         ends = np.cumsum(probability[model])
         place = np.searchsorted(ends, ends[-1] * generator.random(draws), side="right")
-        drawn, count = np.unique(
-            np.minimum(place, np.searchsorted(ends, ends[-1])), return_counts=True
-        )
+        last = np.searchsorted(ends, ends[-1])
+        drawn, count = np.unique(np.minimum(place, last), return_counts=True)
         q = probability[model, drawn] / ends[-1]
-        return Plan(
-            drawn,
-            np.full(len(drawn), model),
-            1 - (1 - q) ** draws,
-            count * shares[model, drawn] / (draws * q),
-        )
+        weight = count * shares[model, drawn] / (draws * q)
+        return Plan(drawn, np.full(len(drawn), model), 1 - (1 - q) ** draws, weight)
 
     return _every_model(drawn_for, probability)
 
@@ -97,18 +93,19 @@ def multinomial(
 def sequential(
     probability: Array, draws: int, shares: Array, generator: np.random.Generator
 ) -> Plan:
-    """For every model, `draws` clients one after the other without replacement, each in proportion to its row among those left.
+    """For every model, `draws` clients one after another, without replacement.
 
-    The weights are those of the ordered estimator (Raj 1956): the k-th to be drawn, with chance q among those left, counts
-    share / draws * (1/q + draws - k). The chance to be drawn at all has no closed form (it is not draws * q): NaN.
+    Each draw is in proportion to the model's row among the clients that are left. The weights are
+    those of the ordered estimator (Raj 1956): the k-th client, drawn with chance q among those
+    left, counts share / draws * (1/q + draws - k). The chance to be drawn at all has no closed
+    form (it is not draws * q), so `Plan.probability` is NaN.
     """
 
     def drawn_for(model: int) -> Plan:
         able = np.flatnonzero(probability[model])
         size, q = min(draws, len(able)), probability[model, able]
-        arrival = (
-            generator.standard_exponential(len(able)) / q
-        )  # the order of arrival is distributed as the order of the draws
+        # exponential clocks of rates q go off in an order with the distribution of these draws
+        arrival = generator.standard_exponential(len(able)) / q
         first = np.argpartition(arrival, size - 1)[:size]
         first = first[np.argsort(arrival[first])]
         left = np.delete(q, first).sum() + np.cumsum(q[first][::-1])[::-1]  # before each turn
@@ -124,15 +121,19 @@ def _every_model(drawn_for: Callable[[int], Plan], chances: Array) -> Plan:
 
 
 def concatenate(plans: list[Plan]) -> Plan:
-    """The rows of several plans as one."""
+    """The rows of several plans, as one plan."""
     nothing = Plan(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
-    return Plan(
-        *(np.concatenate([getattr(plan, name) for plan in (nothing, *plans)]) for name in COLUMNS)
-    )
+    columns = []
+    for name in COLUMNS:
+        columns.append(np.concatenate([getattr(plan, name) for plan in (nothing, *plans)]))
+    return Plan(*columns)
 
 
 def mean(plan: Plan) -> Plan:
-    """The same rows, to be averaged: each model's weights are 1 / their number. For samplers that are biased by design."""
+    """The same rows with the weights of a plain mean: 1 / the number of the model's rows.
+
+    For samplers that are biased by design.
+    """
     return replace(plan, weight=1 / np.bincount(plan.model)[plan.model])
 
 
@@ -143,7 +144,10 @@ def uniform(shares: Array) -> Array:
 
 
 def mix(rates: Array, theta: Array, budget: float, shares: Array) -> Array:
-    """(1 - theta) rates + theta min(1, budget / N), for the N clients of each model; theta has a value a model."""
+    """(1 - theta) rates + theta min(1, budget / N), for the N clients of each model.
+
+    `theta` has one value per model.
+    """
     owns = shares > 0
     level = theta * np.minimum(1.0, budget / np.maximum(owns.sum(axis=1), 1))
     mixed: Array = (1 - theta)[:, None] * rates
@@ -158,8 +162,9 @@ def restrict(rates: Array, shares: Array) -> Array:
 
 
 def check_budget(budget: float, clients: int) -> None:
-    """Every sampler's budget: at least one client, at most all of them."""
+    """Refuse a budget of less than one client, or of more clients than there are."""
     if not 1 <= budget <= clients:
         raise BadInput(
-            f"sampler.budget is {budget:g} clients a round, but there are {clients}: give a number from 1 to {clients}"
+            f"sampler.budget is {budget:g} clients per round, but there are {clients}: "
+            f"give a number from 1 to {clients}"
         )

@@ -1,4 +1,4 @@
-"""What samplers make of a round: the scores pi = share * |update| of the clients that came back (S1 Alg. 1)."""
+"""What samplers learn from a round: the scores pi = share * |update| (S1 Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rota.arrays import Array
 from rota.plan import Plan
 
 HUGE = 1e200
-"""What a norm or a loss counts as that is larger, or overflows: sums of scores must not."""
+"""A norm or loss above this counts as this, so that sums of scores do not overflow."""
 
 
 class Feedback(NamedTuple):
-    """The pairs that came back, each once, and their scores; `row` is their place in the plan."""
+    """The pairs that succeeded, each once, and their scores; `row` is their place in the plan."""
 
     row: Array
     model: Array
@@ -24,7 +24,10 @@ class Feedback(NamedTuple):
 
 
 def feedback(shares: Array, plan: Plan, norm: Array) -> Feedback:
-    """The scores of the rows that did not fail (NaN), and whose norm can be squared: that of an enormous update may overflow."""
+    """The scores of the rows whose norm is known and can be squared.
+
+    The norm of a failed row is NaN, and the square of an enormous one overflows.
+    """
     with np.errstate(over="ignore"):
         score = shares[plan.model, plan.client] * norm
         row = np.flatnonzero(np.isfinite(score**2))
@@ -32,16 +35,18 @@ def feedback(shares: Array, plan: Plan, norm: Array) -> Feedback:
 
 
 def times(plan: Plan, back: Feedback, rates: Array, shares: Array) -> Array:
-    """How often each pair that came back was drawn, with replacement: its weight is times * share / (draws * chance)."""
+    """How often each successful pair was drawn, with replacement.
+
+    Its weight is times * share / (draws * chance), which is solved for `times`.
+    """
     at, total = (back.model, back.client), rates.sum(axis=1)
-    expected = (
-        rates[at] * (np.rint(total) / np.maximum(total, 1))[back.model]
-    )  # a budget of 2.6 is three draws
+    whole = np.rint(total) / np.maximum(total, 1)  # a budget of 2.6 is three draws
+    expected = rates[at] * whole[back.model]
     return np.asarray(np.rint(plan.weight[back.row] * expected / shares[at]))
 
 
 def matrix(shape: tuple[int, ...], plan: Plan, values: Array) -> Array:
-    """One value a plan row as a matrix [models, clients], NaN where there is none."""
+    """One value per plan row as a matrix [models, clients]; NaN where there is no row."""
     out = np.full(shape, np.nan)
     out[plan.model, plan.client] = values
     return out
@@ -50,7 +55,7 @@ def matrix(shape: tuple[int, ...], plan: Plan, values: Array) -> Array:
 def first_scale(
     scale: Array, model: Array, values: Array, statistic: Callable[[Array], float] = np.mean
 ) -> Array:
-    """A scale for each model, fixed by the first values that are not all 0; NaN until then."""
+    """A scale for each model, set by its first values that are not all 0; NaN until then."""
     out = scale.copy()
     for s in np.unique(model[values > 0]):
         if np.isnan(out[s]):

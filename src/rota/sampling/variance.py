@@ -1,8 +1,9 @@
-"""The exact variance E|estimate - D|^2 of each procedure, where D = sum of x_i and x_i = share_i * update_i.
+"""The exact variance E|estimate - D|^2 of each procedure, where D = sum of x_i, x_i = d_i g_i.
 
-`scores` are |x_i| (an array over a model's clients), `total` is |D|, `products` all inner products of the x_i. What S1's Lemma 2 compares
-are upper bounds of these: independent coins have the smaller bound, but a cohort of fixed size has the smaller variance
-wherever the updates point the same way, |D|^2 > sum |x_i|^2.
+`scores` are |x_i| (an array over a model's clients), `total` is |D|, and `products` are all inner
+products of the x_i. S1's Lemma 2 compares upper bounds of these variances: independent coins have
+the smaller bound, but a cohort of fixed size has the smaller variance wherever the updates point
+the same way, |D|^2 > sum |x_i|^2.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from rota.sampling.draw import Procedure
 def of(
     procedure: Procedure, rates: Array, scores: Array, total: float, products: Array | None = None
 ) -> float:
-    """The variance of `draw.by` for one model, from its row of rates. Sequential draws alone need the products: NaN without."""
+    """The variance of `draw.by` for one model, from its row of rates.
+
+    Only sequential draws need the products; without them their variance is NaN.
+    """
     draws = round(float(rates.sum()))
     if procedure == "independent":
         return independent(rates, scores)
@@ -38,9 +42,8 @@ def fixed(size: int, scores: Array, total: float) -> float:
     clients = len(scores)
     if size >= clients:
         return 0.0
-    return float(
-        (clients - size) / (size * (clients - 1)) * (clients * (scores**2).sum() - total**2)
-    )
+    factor = (clients - size) / (size * (clients - 1))
+    return float(factor * (clients * (scores**2).sum() - total**2))
 
 
 def multinomial(probability: Array, draws: int, scores: Array, total: float) -> float:
@@ -51,11 +54,13 @@ def multinomial(probability: Array, draws: int, scores: Array, total: float) -> 
 
 
 def sequential(probability: Array, draws: int, products: Array) -> float:
-    """sum_{i<j} q_i q_j |x_i / q_i - x_j / q_j|^2 M_ij / K^2, M_ij the expected min(K, turn at which i or j is first drawn).
+    """sum_{i<j} q_i q_j |x_i / q_i - x_j / q_j|^2 M_ij / K^2.
 
-    The turns' estimates are uncorrelated, and turn k adds a pair's term if neither of it was drawn before. Clients arrive as
-    independent exponential clocks of rates q, so M_ij is an integral over the first arrival of the two of a function of how
-    many others came before it; tanh-sinh quadrature gives it to about ten digits. It costs O(N^3 K): for some hundred clients.
+    M_ij is the expected min(K, turn at which i or j is first drawn). The estimates of the turns are
+    uncorrelated, and turn k adds the term of a pair if neither client of it was drawn before.
+    Clients arrive as independent exponential clocks of rates q, so M_ij is an integral over the
+    first arrival of the two of a function of how many others came before it. Tanh-sinh quadrature
+    gives it to about ten digits, in O(N^3 K): for a few hundred clients.
     """
     able = np.flatnonzero(probability)
     q = probability[able] / probability.sum()
@@ -73,9 +78,8 @@ def _first_turn(q: Array, one: Array, two: Array, draws: int) -> Array:
     """M_ij = K - sum_{k < K-1} (K - 1 - k) P(k others before i and j)."""
     pair = q[one] + q[two]
     node = np.linspace(-3.4, 3.4, 69)
-    log = -np.log1p(
-        np.exp(-np.pi * np.sinh(node))
-    )  # of exp(-pair * time), which is uniform on [0, 1]
+    # the logarithm of exp(-pair * time), which is uniform on [0, 1]
+    log = -np.log1p(np.exp(-np.pi * np.sinh(node)))
     weight = np.exp(2 * log - np.pi * np.sinh(node)) * np.pi * np.cosh(node) * (node[1] - node[0])
     before = np.zeros((max(draws - 1, 1), len(pair), len(node)))  # P(k others so far)
     before[0] = 1.0
