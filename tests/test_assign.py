@@ -1,4 +1,4 @@
-"""Pairs (model, client): rates of least variance within what clients can do, draws by them, and the samplers that use them."""
+"""Pairs (model, client): rates of least variance, draws by them, and the samplers that use them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ class Case(NamedTuple):
         )
 
     def variance(self, rates: Array) -> float:
-        """sum a^2 (1 / rate - 1 / B), B = 1 where a model is drawn once: that of the estimates, if the scores are share * norm."""
+        """sum a^2 (1 / rate - 1 / B), with B = 1 where a model is drawn once.
+
+        This is the variance of the estimates, if the scores are share * norm.
+        """
         some = self.scores > 0
         processors = np.ones(len(self.able)) if self.distinct else self.processors
         return float(
@@ -81,7 +84,7 @@ class Case(NamedTuple):
 def cases(
     draw: st.DrawFn, spread: float = 60.0, zeros: bool = True, clients: int = 6, models: int = 4
 ) -> Case:
-    """Zeros, ties, missing models, clients without any, caps, and budgets up to a little more than all that is possible."""
+    """Zeros, ties, missing models, clients without any, caps, and budgets up to a bit too much."""
     shape = (draw(st.integers(1, models)), draw(st.integers(1, clients)))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     owns = generator.random(shape) < draw(st.sampled_from([0.5, 0.9, 1.0]))
@@ -107,7 +110,7 @@ def cases(
 
 
 def check_feasible(case: Case, rates: Array) -> None:
-    """All that can be spent is, nobody does more than it can, and nothing goes where there is no data."""
+    """The budget is spent, no client exceeds its limit, and pairs without data get nothing."""
     assert rates.sum() == pytest.approx(min(case.budget, case.able.sum()), rel=1e-9)
     assert (rates >= 0).all()
     assert not rates[case.shares == 0].any()
@@ -128,7 +131,10 @@ def level_of(spent: Any, budget: Array, low: Array, high: Array) -> Array:
 
 
 def bisected(case: Case) -> Array:
-    """The rates by plain bisection, processor by processor or pair by pair; the scores must be positive wherever there is data."""
+    """The rates by plain bisection, processor by processor or pair by pair.
+
+    The scores must be positive wherever there is data.
+    """
     owns = case.shares > 0
     with np.errstate(divide="ignore"):
         log = np.where(owns, np.log(case.scores), -np.inf)
@@ -199,7 +205,10 @@ def test_rates_are_in_proportion_wherever_they_are_free_to_be(case: Case) -> Non
 @settings(deadline=None, max_examples=60)
 @given(cases(spread=1.5, zeros=False, clients=4, models=3))
 def test_rates_against_a_solver(case: Case) -> None:
-    """No feasible point that SLSQP finds has less variance: each processor a column of its own, as S0 has it, or pairs."""
+    """No feasible point that SLSQP finds has less variance.
+
+    The variables are S0's: one column for each processor; or, if distinct, pairs.
+    """
     from scipy.optimize import LinearConstraint, minimize
 
     assume(case.budget <= 0.99 * case.able.sum())
@@ -266,7 +275,7 @@ def test_one_model_is_water_filling(case: Case) -> None:
 
 
 def test_rates_by_hand() -> None:
-    """S0's own numbers: M = (3, 6, 12) and m = 2 give k = 2; then with processors, where a client is B of them."""
+    """S0's own numbers: M = (3, 6, 12) and m = 2 give k = 2; and then with B processors."""
     scores = np.array([[1.0, 2.0, 12.0], [2.0, 4.0, 0.0]])
     shares = np.array([[0.2, 0.3, 0.5], [0.5, 0.5, 0.0]])
     rates = assign.by_processor(scores, np.ones(3), 2.0, shares)
@@ -299,7 +308,10 @@ def test_rates_do_not_depend_on_the_scale(scale: float) -> None:
 
 
 def test_the_capped_and_the_small() -> None:
-    """Small scores beside large ones are neither lost nor too many; what is over goes to scores of 0 by what they can take."""
+    """Small scores next to large ones are neither lost nor too large.
+
+    What remains goes to scores of 0, in proportion to what they can take.
+    """
     two = np.array([2.0, 2.0])
     assert assign.capped(np.array([1.0, 1e17]), two, 2.0) == pytest.approx([2e-17, 2], rel=1e-12)
     assert assign.capped(np.array([1.0, 1e17]), two, 3.0) == pytest.approx([1, 2], rel=1e-12)
@@ -341,7 +353,7 @@ class Scripted:
 
 
 class Moments(NamedTuple):
-    """Of every pair's weight: mean and mean square; the chance to be drawn; and the mean of what was also asked for."""
+    """For each pair: the weight's mean and mean square, the chance, and the mean of `other`."""
 
     weight: Array
     square: Array
@@ -350,7 +362,10 @@ class Moments(NamedTuple):
 
 
 def intervals(ends: Array) -> tuple[Array, Array]:
-    """Where a uniform number makes no difference to what is hit: lengths and middles, [clients, models + 1]."""
+    """The intervals in which a uniform number hits the same: lengths and middles.
+
+    Both are [clients, models + 1].
+    """
     cuts = np.sort(
         np.vstack([np.zeros((1, ends.shape[1])), ends % 1, np.ones((1, ends.shape[1]))]), axis=0
     )
@@ -358,9 +373,10 @@ def intervals(ends: Array) -> tuple[Array, Array]:
 
 
 def starts(rates: Array, processors: Array, distinct: bool) -> Iterator[tuple[Array, Array]]:
-    """All that can happen to each client by itself: its chance, and the uniform numbers with which it does.
+    """All outcomes of each client by itself: its chance, and the uniform numbers that lead to it.
 
-    A client's draw depends on its own numbers alone, so all clients go through their outcomes side by side.
+    A client's draw depends only on its own numbers, so all clients run through their outcomes in
+    parallel.
     """
     count = np.ones_like(processors) if distinct else processors
     clients, most = np.arange(len(count)), int(count.max())
@@ -459,7 +475,10 @@ def test_whole_plans_are_unbiased_by_enumeration() -> None:
 
 
 def test_the_ends_of_the_unit_interval() -> None:
-    """What is certain is drawn at 0 and just below 1, what is impossible never; sums that are rounded up are no further model."""
+    """A certain pair is drawn at 0 and just below 1, an impossible one never.
+
+    Rates whose sum is rounded up do not lead to a further model.
+    """
     for start in (0.0, 0.5, 1 - 2**-53):
         at = np.array([start])
         assert assign.systematic(np.array([[0.0], [1.0], [0.0]]), 1, at).tolist() == [
@@ -555,7 +574,7 @@ NORM = np.random.default_rng(4).lognormal(0, 1, SHARES.shape)
 
 
 def test_scores() -> None:
-    """share * norm / learning rate; share * loss, or loss; the expected norms, with the mean where there is none."""
+    """share * norm / learning rate; share * loss, or loss; expected norms, or their mean."""
     pace, most = np.array([1.0, 0.1, 0.5]), np.full(6, 2.0)
     for distinct, best in ((False, assign.by_processor), (True, assign.distinct)):
         options: dict[str, Any] = {"budget": 4, "processors": 2, "distinct": distinct}
@@ -599,7 +618,7 @@ def test_who_failed_when_asked_is_not_drawn_while_others_have_an_update() -> Non
 
 
 def test_even_rates_keep_the_bounds() -> None:
-    """What a loss of 0 leaves: nobody beyond its uploads, nothing drawn more than once where models are distinct."""
+    """Where all losses are 0, no client exceeds its uploads, and distinct rates are at most 1."""
     uploads = (0.3, 5.0, 0.5, 1.0, 2.0, 0.7)
     for distinct in (False, True):
         sampler = Lvr(4, (1, 3, 2, 2, 1, 3), distinct, uploads, mix=1.0)
@@ -632,7 +651,10 @@ def test_enormous_norms_are_the_first_to_be_drawn() -> None:
 
 
 def test_kvib_over_pairs_learns_without_bias() -> None:
-    """E[omega's growth] = pi^2 for every pair, by enumeration of the draws; gamma is omega's sum / (rounds * budget)."""
+    """E[omega's growth] = pi^2 for every pair, by enumeration of the draws.
+
+    gamma is omega's sum / (rounds * budget).
+    """
     pace = np.array([1.0, 0.5, 0.2])
     for distinct, processors in (
         (False, (2, 1, 3, 1, 2, 1)),
@@ -694,7 +716,10 @@ def test_kvib_over_pairs_learns_whom_to_draw(distinct: bool) -> None:
 def test_with_one_model_they_are_the_samplers_of_clients(
     pairs: Any, plain: Any, availability: float
 ) -> None:
-    """Number for number: every record, and every bit of the weights. The server holds the processors beside."""
+    """Number for number: every record, and every bit of the weights.
+
+    Only the state of the samplers over pairs is larger, by the processors.
+    """
     runs = []
     for sampler in (pairs, plain):
         task = rota.Task(linear, federation([5, 12, 20, 31, 8, 17]), lr=0.2)
@@ -737,7 +762,10 @@ def test_all_of_them_run() -> None:
 
 
 def test_round_robin_turns() -> None:
-    """Contiguous blocks, block j on model j at first, one further in every round; those without data for it sit out."""
+    """Blocks of clients begin with model j and move on by one model in every round.
+
+    A client without data for the model of its turn does not train.
+    """
     shares = np.full((3, 7), 1 / 7)
     shares[1, 0] = 0
     sampler, first = RoundRobin(7), [0, 0, 0, 1, 1, 2, 2]
@@ -794,7 +822,10 @@ def test_fedfair_by_hand() -> None:
 
 
 def test_fedfair_draws_and_learns() -> None:
-    """A uniform cohort, each with the model that its number falls on; weights by shares; the models' losses by those weights."""
+    """A uniform cohort, and for each client the model that its number falls on.
+
+    The weights go by the shares, and so do the models' losses.
+    """
     sampler, state = FedFair(3), {"loss": np.array([1.0, 2.0, 4.0])}
     plan = sampler.draw(state, SHARES, Scripted(np.array([0, 2, 5]), np.array([0.1, 0.5, 0.999])))  # type: ignore[arg-type]
     assert [*zip(plan.client.tolist(), plan.model.tolist(), strict=True)] == [
@@ -822,109 +853,55 @@ def test_fedfair_draws_and_learns() -> None:
 # --- mistakes
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        (
-            "mmfl-gvr",
-            {"budget": 7},
-            "sampler.budget is 7 draws a round, but clients can do 6: give above 0, up to 6",
-        ),
-        (
-            "mmfl-gvr",
-            {"budget": 0},
-            "sampler.budget is 0 draws a round, but clients can do 6: give above 0, up to 6",
-        ),
-        (
-            "mmfl-kvib",
-            {"budget": 0},
-            "sampler.budget is 0 draws a round, but clients can do 6: give above 0, up to 6",
-        ),
-        (
-            "mmfl-lvr",
-            {"budget": math.nan},
-            "sampler.budget is nan draws a round, but clients can do 6: give above 0, up to 6",
-        ),
-        (
-            "mmfl-gvr",
-            {"budget": 15, "processors": 3, "distinct": True},
-            "sampler.budget is 15 draws a round, but clients can do 14: give above 0, up to 14",
-        ),
-        (
-            "mmfl-vre",
-            {"budget": 4, "uploads": 0.5},
-            "sampler.budget is 4 draws a round, but clients can do 3: give above 0, up to 3, or set sampler.uploads higher",
-        ),
-        (
-            "mmfl-random",
-            {"budget": 7},
-            "sampler.budget is 7 processors a round, but there are 6: give a number from 1 to 6",
-        ),
-        (
-            "mmfl-random",
-            {"budget": 0.5},
-            "sampler.budget is 0.5 processors a round, but there are 6: give a number from 1 to 6",
-        ),
-        (
-            "round-robin",
-            {"budget": 7},
-            "sampler.budget is 7 clients a round, but there are 6: give a number from 1 to 6",
-        ),
-        (
-            "round-robin-server",
-            {"budget": 0},
-            "sampler.budget is 0 clients a round, but there are 6: give a number from 1 to 6",
-        ),
-        (
-            "fedfair",
-            {"budget": 9},
-            "sampler.budget is 9 clients a round, but there are 6: give a number from 1 to 6",
-        ),
-        *(
-            (
-                name,
-                {"budget": 2, "processors": processors},
-                "sampler.processors must be whole numbers from 1: one, or one for each of the 6 clients, or 'mixed'",
-            )
-            for name in ("mmfl-gvr", "mmfl-random")
-            for processors in (0, -1, 1.5, (1, 2), (1, 1, 1, 1, 1, 0), (1.5,) * 6, "mixt", True)
-        ),
-        *(
-            (
-                "mmfl-lvr",
-                {"budget": 2, "uploads": uploads},
-                "sampler.uploads must be above 0, one number or one for each of the 6 clients",
-            )
-            for uploads in (0, -1.0, math.nan, (1.0, 1.0), (1.0,) * 5 + (0.0,), "many")
-        ),
-        (
-            "mmfl-lvr",
-            {"budget": 2, "mix": 0.0},
-            "sampler.mix is 0: it must be above 0 and at most 1",
-        ),
-        (
-            "mmfl-vre",
-            {"budget": 2, "mix": 1.5},
-            "sampler.mix is 1.5: it must be above 0 and at most 1",
-        ),
-        (
-            "mmfl-kvib",
-            {"budget": 2, "theta": 1.5},
-            "sampler.theta is 1.5: it must be above 0 and at most 1",
-        ),
-        ("mmfl-kvib", {"budget": 2, "gamma": 0.0}, "sampler.gamma is 0: it must be above 0"),
-        (
-            "fedfair",
-            {"budget": 2, "alpha": 0.5},
-            "sampler.alpha is 0.5: it must be at least 1, which treats all models alike",
-        ),
-        (
-            "fedfair",
-            {"budget": 2, "alpha": math.nan},
-            "sampler.alpha is nan: it must be at least 1, which treats all models alike",
-        ),
-    ],
+def too_many(budget: str, able: int) -> str:
+    can = f"sampler.budget is {budget} draws per round, but clients can do {able}"
+    return f"{can}: give a number above 0, up to {able}"
+
+
+def not_within(budget: str, what: str) -> str:
+    return (
+        f"sampler.budget is {budget} {what} per round, but there are 6: give a number from 1 to 6"
+    )
+
+
+PROCESSORS = (
+    "sampler.processors takes whole numbers from 1: give one, or one for each of the 6 clients, "
+    "or 'mixed'"
 )
+UPLOADS = "sampler.uploads must be above 0: give one number, or one for each of the 6 clients"
+PART = "it must be above 0 and at most 1"
+ALPHA = "it must be at least 1, which treats all models alike"
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("mmfl-gvr", {"budget": 7}, too_many("7", 6)),
+    ("mmfl-gvr", {"budget": 0}, too_many("0", 6)),
+    ("mmfl-kvib", {"budget": 0}, too_many("0", 6)),
+    ("mmfl-lvr", {"budget": math.nan}, too_many("nan", 6)),
+    ("mmfl-gvr", {"budget": 15, "processors": 3, "distinct": True}, too_many("15", 14)),
+    (
+        "mmfl-vre",
+        {"budget": 4, "uploads": 0.5},
+        f"{too_many('4', 3)}, or set sampler.uploads higher",
+    ),
+    ("mmfl-random", {"budget": 7}, not_within("7", "processors")),
+    ("mmfl-random", {"budget": 0.5}, not_within("0.5", "processors")),
+    ("round-robin", {"budget": 7}, not_within("7", "clients")),
+    ("round-robin-server", {"budget": 0}, not_within("0", "clients")),
+    ("fedfair", {"budget": 9}, not_within("9", "clients")),
+    ("mmfl-lvr", {"budget": 2, "mix": 0.0}, f"sampler.mix is 0: {PART}"),
+    ("mmfl-vre", {"budget": 2, "mix": 1.5}, f"sampler.mix is 1.5: {PART}"),
+    ("mmfl-kvib", {"budget": 2, "theta": 1.5}, f"sampler.theta is 1.5: {PART}"),
+    ("mmfl-kvib", {"budget": 2, "gamma": 0.0}, "sampler.gamma is 0: it must be above 0"),
+    ("fedfair", {"budget": 2, "alpha": 0.5}, f"sampler.alpha is 0.5: {ALPHA}"),
+    ("fedfair", {"budget": 2, "alpha": math.nan}, f"sampler.alpha is nan: {ALPHA}"),
+]
+for wrong in (0, -1, 1.5, (1, 2), (1, 1, 1, 1, 1, 0), (1.5,) * 6, "mixt", True):
+    MISTAKES.append(("mmfl-gvr", {"budget": 2, "processors": wrong}, PROCESSORS))
+    MISTAKES.append(("mmfl-random", {"budget": 2, "processors": wrong}, PROCESSORS))
+for wrong in (0, -1.0, math.nan, (1.0, 1.0), (1.0,) * 5 + (0.0,), "many"):
+    MISTAKES.append(("mmfl-lvr", {"budget": 2, "uploads": wrong}, UPLOADS))
+
+
+@pytest.mark.parametrize(("name", "options", "sentence"), MISTAKES)
 def test_options_that_make_no_sense(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadInput) as mistake:
         SAMPLERS[name](**options).init(SHARES, 10)
@@ -944,10 +921,8 @@ def test_processors_in_a_recipe() -> None:
     assert tuple(recipe.resolve(text)["sampler"]["processors"]) == (1, 2, 3)
     assert registry.fill("sampler", "samplers", Gvr, {"uploads": [1, 2.5]})["uploads"] == (1.0, 2.5)
     for wrong in ("mixt", "1.5", "[1.5]"):
-        with pytest.raises(
-            BadInput,
-            match=r"'sampler\.processors' is .*, but it takes a whole number or a list or one of 'mixed'",
-        ):
+        takes = r"'sampler\.processors' is .*, but it takes a whole number or a list or one of"
+        with pytest.raises(BadInput, match=takes):
             recipe.resolve(
                 recipe.override(recipe.read("mmfl-digits"), f"sampler.processors={wrong}")
             )

@@ -145,7 +145,7 @@ def test_a_comparison_says_which_seeds_run_cannot_begin(tmp_path: Path) -> None:
     assert (outcome.status, outcome.out) == (2, "")
     said = outcome.err.splitlines()[-1]
     assert said.startswith(
-        "rota: the run 'mmfl-kvib-seed2': sampler.budget is 29 draws a round, but clients can do 28"
+        "rota: the run 'mmfl-kvib-seed2': sampler.budget is 29 draws per round, but clients can do 28"
     )
 
 

@@ -1,4 +1,4 @@
-"""Metrics: against enumeration and a solver, and that asking for them changes nothing else of a run."""
+"""Metrics agree with enumeration and with a solver, and do not change the run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def instance(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def outcomes(procedure: str, rates: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
-    """Every cohort: its chance, and its estimate as a combination of the x_i, by the textbook and not by draw.py."""
+    """Every cohort: its chance, and its estimate as a combination of the x_i.
+
+    This follows the textbook and not draw.py.
+    """
     q = rates / rates.sum()
     if procedure == "independent":
         for coins in product((0, 1), repeat=CLIENTS):
@@ -140,7 +143,7 @@ def test_a_model_without_clients_and_updates_of_zero() -> None:
 
 
 def test_everybody_is_looked_at_as_if_drawn(blobs: Federation) -> None:
-    """The scores are those of the updates that the drawn clients send: the same round, the same randomness."""
+    """The scores are those of the updates that drawn clients send, with the same randomness."""
     tasks = [Task(network, blobs, batch=6, name="a"), Task(linear, blobs, name="b")]
     setting = rota.Experiment(tasks, SAMPLERS["full"]())
     engine = make("auto", tasks, setting.devices, 3, "cpu")
@@ -268,15 +271,15 @@ def test_the_time_it_takes_is_not_the_runs(
 @pytest.mark.parametrize(
     ("sampler", "asked", "message"),
     [
-        ("kvib", ["regrets"], "metrics names 'regrets', which is none: did you mean 'regret'?"),
+        ("kvib", ["regrets"], "metrics names an unknown 'regrets': did you mean 'regret'?"),
         (
             "full",
             ["regret"],
-            "the sampler 'full' does not draw all clients by probabilities of its own",
+            "the sampler 'full', because it does not draw all clients by probabilities of its own",
         ),
-        ("rpow-d", ["variance"], "the sampler 'rpow-d' does not draw all clients"),
-        ("clustered-size", ["variance"], "the sampler 'clustered-size' does not draw all clients"),
-        ("ocs", ["regret"], "the sampler 'ocs' does not draw all clients"),
+        ("rpow-d", ["variance"], "the sampler 'rpow-d', because it does not draw"),
+        ("clustered-size", ["variance"], "the sampler 'clustered-size', because it does not draw"),
+        ("ocs", ["regret"], "the sampler 'ocs', because it does not draw"),
     ],
 )
 def test_refused(blobs: Federation, sampler: str, asked: list[str], message: str) -> None:
@@ -295,7 +298,7 @@ def test_a_cohort_of_everybody_is_measured(blobs: Federation) -> None:
 def test_the_variance_of_sequential_draws_is_for_few_clients() -> None:
     sampler = SAMPLERS["uniform"](budget=2, procedure="sequential")  # type: ignore[call-arg]
     metrics.check(["cost", "regret"], sampler, np.full((1, 500), 1 / 500), 1)
-    with pytest.raises(BadInput, match="up to 200 clients: ask for cost and regret alone"):
+    with pytest.raises(BadInput, match="up to 200 clients, and there are 500: ask for"):
         metrics.check(["quality"], sampler, np.full((1, 500), 1 / 500), 1)
 
 

@@ -1,4 +1,4 @@
-"""Estimators that remember: unbiased by enumeration of every draw, and the same as their formulas written out plainly."""
+"""Estimators that remember: unbiased by enumeration of every draw, and equal to their formulas."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ STALE = [
 
 
 class Toy(NamedTuple):
-    """Shares d[s, i], each client's processors, and the chance p[s, i] that one of them draws a model. Client 2 has no data for model 1."""
+    """Shares d[s, i], the clients' processors, and the chance p[s, i] that one draws a model.
+
+    Client 2 has no data for model 1.
+    """
 
     share: Array = np.array([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0]])
     processors: Array = np.array([2, 1, 1])
@@ -82,7 +85,10 @@ Updates = list[Array]
 
 
 def draws(share: Array, reached: Array) -> Iterator[tuple[float, Plan]]:
-    """Every assignment of the processors to a model or to none, and its probability; a pair drawn twice is a row of twice the weight."""
+    """Every assignment of the processors to a model or to none, and its probability.
+
+    A pair that is drawn twice is one row of twice the weight.
+    """
     owners = np.repeat(np.arange(3), TOY.processors)
     choices = [[None, *np.flatnonzero(TOY.chance[:, i] * reached[i])] for i in owners]
     for drawn in itertools.product(*choices):
@@ -163,7 +169,10 @@ def some_updates(seed: int, shape: tuple[int, ...] = SIZES, clients: int = 3) ->
 
 
 def remembering(estimator: Estimator) -> Tensors:
-    """The state after rounds in which everybody but (model 0, client 1) came back, each a different number of rounds ago."""
+    """The state after rounds in which all pairs except (model 0, client 1) succeeded.
+
+    Each last succeeded a different number of rounds ago.
+    """
     state = estimator.init(MODELS, TOY.share)
     for seed, pairs in enumerate(
         [[(0, 0), (0, 2), (1, 0), (1, 1)], [(0, 0), (1, 1)], [(1, 0)], [(0, 2), (1, 1)]]
@@ -205,7 +214,7 @@ def test_the_draws_are_all_there() -> None:
 @pytest.mark.parametrize("estimator", [Unbiased(), *STALE], ids=repr)
 @pytest.mark.parametrize("remembered", [False, True], ids=["nothing remembered", "remembered"])
 def test_unbiased_by_enumeration(estimator: Any, remembered: bool) -> None:
-    """Over all draws, those included in which nobody trains a model; and where they say that they are biased, they are."""
+    """Over all draws, also those in which no client trains a model; biased ones are biased."""
     state = remembering(estimator) if remembered else estimator.init(MODELS, TOY.share)
     updates, mean = some_updates(9), [np.zeros(size) for size in SIZES]
     for probability, found in distribution(estimator, state, updates):
@@ -217,7 +226,10 @@ def test_unbiased_by_enumeration(estimator: Any, remembered: bool) -> None:
 
 @pytest.mark.parametrize("estimator", [e for e in STALE if e.unbiased], ids=repr)
 def test_unbiased_where_clients_cannot_always_be_reached(estimator: Any) -> None:
-    """Over who can be reached, each by its own coin, and then over all draws: a beta may be fitted only for those who can."""
+    """Over the coins that say which clients can be reached, and then over all draws.
+
+    A beta may be fitted only for clients that can be reached.
+    """
     state, updates, q = remembering(estimator), some_updates(9), np.array([0.5, 0.8, 1.0])
     mean = [np.zeros(size) for size in SIZES]
     for reached in itertools.product([0, 1], [0, 1], [1]):
@@ -232,7 +244,10 @@ def test_unbiased_where_clients_cannot_always_be_reached(estimator: Any) -> None
 
 
 def test_variance() -> None:
-    """E|estimate - D|^2 = sum (d / B)^2 |G - beta h|^2 (1/p - 1) over processors; stale-vr's is the least at equal p."""
+    """E|estimate - D|^2 = sum (d / B)^2 |G - beta h|^2 (1/p - 1) over processors.
+
+    At equal p, the variance of stale-vr is the smallest.
+    """
     updates = some_updates(9)
     for s in range(2):  # updates that have something to do with what is remembered
         updates[s] = 0.7 * some_updates(3)[s] + 0.4 * updates[s]
@@ -271,7 +286,7 @@ VECTORS = arrays(np.float64, 5, elements=st.floats(-10, 10, width=32))
 
 @pytest.mark.parametrize(("sign", "counts"), [(1.0, 1.0), (-1.0, 0.0)])
 def test_a_beta_of_the_last_time_is_between_0_and_1(sign: float, counts: float) -> None:
-    """Fitted to a small h it would be 1000 for the next one, where the client cannot be reached: unbiased, but of no use."""
+    """Fitted to a small h, beta would be 1000 in the next round: unbiased, but useless."""
     estimator, share = StaleVr(), np.ones((1, 1))
     state = estimator.init(
         [Weights(torch.zeros(3, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))], share
@@ -312,7 +327,10 @@ def test_the_best_beta(new: Array, old: Array, other: float) -> None:
 def reference(
     estimator: Any, share: Array, rounds: list[tuple[dict[tuple[int, int], float], Updates]]
 ) -> Iterator[tuple[Updates, Any]]:
-    """The formulas one pair at a time (each round: the drawn pairs' weights, and all updates): estimates, and StaleVRE's beta and slope."""
+    """The formulas, one pair at a time: estimates, and StaleVRE's beta and slope.
+
+    Each round has the drawn pairs' weights, and all updates.
+    """
     models, clients = share.shape
     h = {(s, i): np.zeros(rounds[0][1][s].shape[1]) for s in range(models) for i in range(clients)}
     beta = dict.fromkeys(h, getattr(estimator, "beta", 1.0))
@@ -353,7 +371,7 @@ def reference(
 )
 @pytest.mark.parametrize("models", [1, 2])
 def test_the_formulas(estimator: Any, models: int) -> None:
-    """Twelve rounds of updates that change slowly; sometimes a model is trained by nobody, or a drawn client fails."""
+    """Twelve rounds of slowly changing updates, some without clients or with failures."""
     generator = np.random.default_rng(models)
     clients, shape = 5, SIZES[:models]
     share = generator.dirichlet(np.ones(clients), models)
@@ -467,7 +485,7 @@ def test_a_memory_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in PLACES[:2]:
         with pytest.raises(
             BadInput,
-            match=rf"takes 12,0+[\d,]+ bytes, too many for '{place}': set estimator\.memory to 'disk'",
+            match=rf"takes 12,0+[\d,]+ bytes, too many for '{place}': set estimator\.memory to",
         ):
             FedVarp(memory=place).init(huge, TOY.share)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 50, 50))
@@ -485,7 +503,7 @@ def test_a_memory_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     "server", [Sgd(), Sgd(momentum=0.9), Adam()], ids=["sgd", "momentum", "adam"]
 )
 def test_with_a_beta_of_0_nothing_is_remembered(blobs: Federation, server: Server) -> None:
-    """The plain sum, also of a model that nobody trains in a round: the server's moments stay where they are."""
+    """The plain sum, and the server's moments of a model without clients do not change."""
     tasks = [Task(linear, blobs, name=name) for name in ("a", "b")]
     ends = [
         rota.run(tasks, RoundRobin(1), estimator=e, server=server, rounds=5).state.models
@@ -505,7 +523,7 @@ def test_with_a_beta_of_0_nothing_is_remembered(blobs: Federation, server: Serve
 )
 def test_factors_that_make_no_sense(estimator: FedVarp, name: str) -> None:
     with pytest.raises(
-        BadInput, match=rf"estimator\.{name} is .*, but it takes a number from 0 on"
+        BadInput, match=rf"estimator\.{name} is .*: it must be at least 0, and finite"
     ):
         estimator.init(MODELS, TOY.share)
 
@@ -524,7 +542,7 @@ class Scaffolding(NamedTuple):
 def scaffold_round(
     task: Task, model: int, state: Scaffolding, cohort: list[int], weight: Array, now: int
 ) -> Scaffolding:
-    """One round of SCAFFOLD, written out: option II, with the sum of d_i c_i recomputed from all controls."""
+    """One round of SCAFFOLD (option II), with the sum of d_i c_i recomputed from all controls."""
     module = task.build()
     sizes = [p.numel() for p in module.parameters()]
     lr, mine, step = (
@@ -565,7 +583,10 @@ def two_layers(shape: tuple[int, ...], classes: int) -> nn.Module:
     ("engine", "native"), [("sequential", "1"), ("batched", "1"), ("batched", "0")]
 )
 def test_scaffold_is_scaffold(engine: str, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six rounds: several local steps, more for those with more data, three of six clients drawn; two of the models share their stacks."""
+    """Six rounds with several local steps and three of six clients.
+
+    Clients with more data take more steps, and two of the models share their stacks.
+    """
     monkeypatch.setenv("ROTA_NATIVE", native)
     data = federation([5, 12, 20, 31, 8, 17])
     tasks = [
@@ -613,7 +634,10 @@ def test_scaffold_is_scaffold(engine: str, native: str, monkeypatch: pytest.Monk
 
 
 def test_scaffold_ends_where_all_gradients_end() -> None:
-    """With everybody drawn and whole-data steps, unequal clients do not pull it from the optimum of all data, as they do FedAvg."""
+    """With full participation and whole-data steps, SCAFFOLD reaches the optimum of all data.
+
+    FedAvg does not, because the clients are unequal.
+    """
     generator = np.random.default_rng(0)
     clients = [
         (generator.normal(k, 1 + k, (20, 3)).astype(np.float32), np.arange(20) % 2)
@@ -721,7 +745,7 @@ def test_on_a_gpu_wherever_the_memory_is(estimator: Any, engine: str, place: Pla
 def test_every_estimator_says_what_it_is(estimator: str) -> None:
     member: Any = ESTIMATORS[estimator]
     assert member.unbiased is (estimator not in ("fedavg", "mifa"))
-    assert member.needs == ("norms of all" if estimator == "stale-vr" else "nothing")
+    assert member.needs == ("norms of all clients" if estimator == "stale-vr" else "nothing")
     assert "on the server" in member.costs or estimator in ("unbiased", "fedavg")
 
 
@@ -773,7 +797,7 @@ def test_a_sampler_of_ones_own_goes_by_what_it_asks() -> None:
     assert len(rota.run(tasks, Expectant(2), estimator=StaleVre(), rounds=2).records) == 2
     with pytest.raises(
         BadInput,
-        match="the sampler 'Expectant' draws by what an estimator expects, which 'unbiased' cannot say",
+        match="the sampler 'Expectant' draws by what an estimator expects, which 'unbiased' cannot",
     ):
         rota.run(tasks, Expectant(2), rounds=2)
 
@@ -784,19 +808,23 @@ def test_policies_that_do_not_go_together() -> None:
         check(some)
     assert sentence("round-robin-server", StaleVr()) == "", "which asks all of one model"
     assert sentence("uniform", StaleVr()) == (
-        "the estimator 'stale-vr' needs the norms of all clients: take a sampler that asks for them, such as mmfl-gvr"
+        "the estimator 'stale-vr' needs the norms of all clients: take a sampler that asks for "
+        "them, such as mmfl-gvr"
     )
     assert sentence("mmfl-vre", FedVarp()) == (
-        "the sampler 'mmfl-vre' draws by what an estimator expects, which 'fedvarp' cannot say: take stale-vre"
+        "the sampler 'mmfl-vre' draws by what an estimator expects, which 'fedvarp' cannot say: "
+        "take stale-vre"
     )
     for wrong in ({"optimizer": "adam"}, {"momentum": 0.9}):
         assert sentence("uniform", Scaffold(), **wrong) == (
-            "the estimator 'scaffold' is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator"
+            "the estimator 'scaffold' is made for plain SGD: set optimizer to 'sgd' and momentum "
+            "to 0, or take another estimator"
         )
     for estimator in (FedVarp(), Scaffold()):
         name = type(estimator).__name__.lower()
         assert sentence("uniform", estimator, ("regret",)) == (
-            f"metrics measure the updates themselves, but the estimator '{name}' weighs something else: leave metrics out"
+            f"metrics measure the updates themselves, but the estimator '{name}' weighs something "
+            "else: leave metrics out"
         )
 
 

@@ -1,4 +1,4 @@
-"""From the clients' updates to the new models: estimators, and the server optimisers that apply what they say."""
+"""From updates to new models: estimators, and the server optimisers that apply their estimates."""
 
 from __future__ import annotations
 
@@ -39,16 +39,22 @@ __all__ = [
 
 
 class Estimator(Protocol):
-    """Turns the stream of chunks into one estimate a model. A value: memories are in the state it takes and returns."""
+    """Turns the stream of chunks into one estimate per model.
+
+    An estimator is a value: its memories are in the state that it takes and returns.
+    """
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
-        """The state before the first round; `shares` is d[s, i], client i's share of model s's data."""
+        """The state before the first round; `shares` is d[s, i], client i's share of model s."""
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Any:
         """Empty sums for one round."""
 
     def add(self, sums: Any, plan: Plan, chunk: Chunk) -> Array | None:
-        """Take one chunk in; it is not kept. The norms of what is weighed of its rows, where that is not the updates themselves."""
+        """Add one chunk to the sums; the chunk is not kept.
+
+        Returns the norms of what is weighed, for each row, if that is not the updates themselves.
+        """
 
     def finish(self, state: Tensors, sums: Any) -> tuple[list[Estimate], Tensors]:
         """Each model's estimate, and the state after the round."""
@@ -56,24 +62,32 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class Recalling(Protocol):
-    """An estimator that weighs not an update but what it differs by from one that it remembers: samplers then learn from that."""
+    """An estimator that weighs the difference between an update and a remembered one.
+
+    Samplers then learn from the norm of that difference.
+    """
 
     @property
     def numbers(self) -> int:
-        """How many numbers a client sends to say its norm: one more if the server learns another from it."""
+        """How many numbers a client sends to report its norm: more than 1 if it adds others."""
 
     def residual(self, state: Tensors, plan: Plan, chunk: Chunk) -> tuple[Array, Tensors]:
-        """The norms of what would be weighed of a chunk's rows, and the state that weighs it so: updates that are known before anybody is
-        drawn may change it. The plan's weights are the shares of the round.
+        """The norms of what would be weighed, for each row of a chunk, and the new state.
+
+        The updates are known before the draw, so they may change how the state weighs them. The
+        plan's weights are the shares of the round.
         """
 
 
 @runtime_checkable
 class Expecting(Protocol):
-    """An estimator that can say without asking anybody how much pairs will differ from what it remembers."""
+    """An estimator that can predict, without asking clients, how far updates will differ.
+
+    It predicts the norm of the difference between each pair's update and the remembered one.
+    """
 
     def expected(self, state: Tensors, rows: Plan) -> Array:
-        """The expected norms of what is weighed, NaN where nothing is known."""
+        """The expected norms of what is weighed; NaN where nothing is known."""
 
 
 @runtime_checkable
@@ -82,7 +96,10 @@ class Correcting(Protocol):
 
     @property
     def controls(self) -> int:
-        """Vectors as long as the model's parameters that travel each way with every row, beside the model."""
+        """The number of controls that travel each way with every row, in addition to the model.
+
+        A control is a vector as long as the model's parameters.
+        """
 
     def correction(self, state: Tensors, plan: Plan) -> Correction:
         """What is added to the gradients of the plan's rows."""

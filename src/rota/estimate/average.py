@@ -16,7 +16,7 @@ from rota.weights import Weights
 
 
 class Estimate(NamedTuple):
-    """What one model's clients say together: the update to subtract, and the new buffers. None: nobody has anything to say."""
+    """One model's update to subtract, and its new buffers; None where no client contributed."""
 
     update: Tensor | None
     buffers: Tensor | None
@@ -24,7 +24,7 @@ class Estimate(NamedTuple):
 
 @dataclass
 class Sums:
-    """One model's running sums over the rows that came back."""
+    """One model's running sums over the rows that succeeded."""
 
     update: Tensor
     buffers: Tensor
@@ -34,10 +34,10 @@ class Sums:
 
 @dataclass(frozen=True)
 class Unbiased:
-    """The weighted sum of the updates: in expectation what full participation would have given.
+    """The weighted sum of the updates: in expectation, the step of full participation.
 
-    Rows that failed are left out. Buffers (BatchNorm's running statistics) are always the weighted mean: a sum whose
-    weights do not add up to 1 could make a variance negative.
+    Failed rows are left out. Buffers (BatchNorm's running statistics) are always the weighted mean:
+    a sum whose weights do not add up to 1 could make a variance negative.
     """
 
     unbiased: ClassVar[bool] = True
@@ -59,35 +59,37 @@ class Unbiased:
         whole = len(came) == len(chunk.rows)
         sums[chunk.model].update += factor @ (chunk.update if whole else chunk.update[came])
         if chunk.buffers.shape[1]:
-            sums[chunk.model].buffers += factor.to(chunk.buffers.dtype) @ (
-                chunk.buffers if whole else chunk.buffers[came]
-            )
+            buffers = chunk.buffers if whole else chunk.buffers[came]
+            sums[chunk.model].buffers += factor.to(buffers.dtype) @ buffers
         sums[chunk.model].weight += float(weight.sum())
         sums[chunk.model].rows += len(came)
 
     def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
-        return [
-            Estimate(s.update, s.buffers / s.weight) if s.rows else Estimate(None, None)
-            for s in sums
-        ], state
+        return [self._estimate(each) for each in sums], state
+
+    def _estimate(self, sums: Sums) -> Estimate:
+        if not sums.rows:
+            return Estimate(None, None)
+        return Estimate(sums.update, sums.buffers / sums.weight)
 
 
 @dataclass(frozen=True)
 class FedAvg(Unbiased):
-    """The weighted mean of the updates: with uniform sampling McMahan's n_i / sum of n_j over those who came back (S0).
+    """FedAvg: the weighted mean of the updates (S0).
 
-    A ratio estimator: the step's size does not depend on who was drawn, at the price of a small bias.
+    With uniform sampling the weights are McMahan's n_i / sum of n_j over the clients that
+    succeeded. This is a ratio estimator: the size of the step does not depend on the cohort, at the
+    price of a small bias.
     """
 
     unbiased: ClassVar[bool] = False
 
-    def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
-        return [
-            Estimate(s.update / s.weight, s.buffers / s.weight) if s.rows else Estimate(None, None)
-            for s in sums
-        ], state
+    def _estimate(self, sums: Sums) -> Estimate:
+        if not sums.rows:
+            return Estimate(None, None)
+        return Estimate(sums.update / sums.weight, sums.buffers / sums.weight)
 
 
 def came_back(chunk: Chunk) -> Array:
-    """The places in a chunk of the rows that did not fail."""
+    """The places in a chunk of the rows that succeeded."""
     return np.flatnonzero(chunk.ok)

@@ -20,7 +20,11 @@ from rota.weights import Weights
 
 @dataclass
 class Round:
-    """The state that a round began from, all models' sums, the drawn clients' new controls, and what they change the common ones by."""
+    """A round in progress.
+
+    It has the state that the round began from, all models' sums, the drawn clients' new controls,
+    and the change of the common controls.
+    """
 
     state: Tensors
     sums: list[Sums]
@@ -30,25 +34,28 @@ class Round:
 
 @dataclass(frozen=True)
 class Scaffold:
-    """SCAFFOLD: the clients' steps are corrected by control variates, against the drift of unequal clients (Karimireddy et al. 2020).
+    """SCAFFOLD: control variates correct the drift of unequal clients (Karimireddy et al. 2020).
 
-    Each local step adds c - c_i to the gradient, and then c_i <- c_i - c + (start - end) / (lr steps) (option II), c = sum of d_i c_i; all
-    are 0 at first. The updates are summed with the plan's weights, as by `unbiased`. c goes down with the model, and what c_i changed by
-    comes up with the update. `memory`, the c_i, is a vector the size of the model for every client: on the device, in main memory
-    ("cpu"), or in a memory-mapped file in the temporary folder ("disk"). Made for plain SGD.
+    Each local step adds c - c_i to the gradient. After it, c_i <- c_i - c + (start - end) / (lr
+    steps) (option II), and c = sum of d_i c_i; all are 0 at first. The updates are summed with the
+    plan's weights, as `unbiased` does. c is sent down with the model, and the change of c_i is sent
+    up with the update. `memory` is where the c_i are kept, one vector the size of the model per
+    client: on the device, in main memory ("cpu"), or in a memory-mapped file in the temporary
+    folder ("disk"). SCAFFOLD is made for plain SGD.
     """
 
     memory: Place = "device"
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
-    costs: ClassVar[str] = "a control a client on the server; twice the bytes"
+    costs: ClassVar[str] = "one control per client on the server; twice the bytes"
     controls: ClassVar[int] = 1
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
-        return memory.init(models, shares, self.memory) | {
-            f"common.{s}": torch.zeros_like(m.params) for s, m in enumerate(models)
-        }
+        state = memory.init(models, shares, self.memory)
+        for s, model in enumerate(models):
+            state[f"common.{s}"] = torch.zeros_like(model.params)
+        return state
 
     def correction(self, state: Tensors, plan: Plan) -> Correction:
         """c - c_i of the plan's rows."""
@@ -58,7 +65,7 @@ class Scaffold:
             of, clients = plan.model[rows], plan.client[rows]
             common = state[f"common.{of[0]}"]
             out = common.new_empty(len(rows), len(common))
-            for s in np.unique(of).tolist():  # of one size: models that share a stack
+            for s in np.unique(of).tolist():  # models of one size may be trained together
                 mine = np.flatnonzero(of == s)
                 out[mine] = state[f"common.{s}"] - memory.read(state, s, clients[mine], common)
             return out
@@ -68,24 +75,21 @@ class Scaffold:
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
         memory.settle(state)
         sums = Unbiased().begin({}, models, plan)
-        return Round(
-            state, sums, [[] for _ in models], [torch.zeros_like(m.params) for m in models]
-        )
+        change = [torch.zeros_like(model.params) for model in models]
+        return Round(state, sums, [[] for _ in models], change)
 
     def add(self, sums: Round, plan: Plan, chunk: Chunk) -> None:
         Unbiased().add(sums.sums, plan, chunk)
         came, s = came_back(chunk), chunk.model
         clients, update = plan.client[chunk.rows[came]], chunk.update[came]
-        length = torch.as_tensor(
-            chunk.lr * chunk.steps[came], dtype=update.dtype, device=update.device
-        )
+        length = torch.as_tensor(chunk.lr * chunk.steps[came]).to(update)
         change = update / length[:, None] - sums.state[f"common.{s}"]
         sums.change[s] += sums.state["share"][s, clients].to(update) @ change
         fresh = memory.read(sums.state, s, clients, update) + change
         sums.fresh[s].append((clients, fresh.to(sums.state[f"memory.{s}"].device)))
 
     def finish(self, state: Tensors, sums: Round) -> tuple[list[Estimate], Tensors]:
-        common = {
-            f"common.{s}": state[f"common.{s}"] + change for s, change in enumerate(sums.change)
-        }
-        return Unbiased().finish({}, sums.sums)[0], memory.remember(state, sums.fresh) | common
+        new = memory.remember(state, sums.fresh)
+        for s, change in enumerate(sums.change):
+            new[f"common.{s}"] = state[f"common.{s}"] + change
+        return Unbiased().finish({}, sums.sums)[0], new

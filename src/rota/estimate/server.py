@@ -1,4 +1,7 @@
-"""Server optimisers: the estimate as a gradient for torch.optim (Reddi et al. 2021, with torch's bias corrections)."""
+"""Server optimisers: the estimate is the gradient of a torch.optim optimiser (Reddi et al. 2021).
+
+Unlike the paper, they have torch's bias corrections.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ Tensors = dict[str, Tensor]
 
 
 class Server(Protocol):
-    """Applies an estimate to a model. A value: moments live in the state it takes and returns."""
+    """Applies an estimate to a model; its moments are in the state that it takes and returns."""
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """The new parameters and the new state."""
 
 
 class YogiOptimiser(torch.optim.Optimizer):
-    """Yogi (Zaheer et al. 2018): Adam whose second moment moves by (1-b2) sign(v - g^2) g^2, so it cannot grow fast."""
+    """Yogi (Zaheer et al. 2018): Adam whose second moment v changes slowly.
+
+    v changes by (1-b2) sign(v - g^2) g^2.
+    """
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
@@ -32,40 +38,36 @@ class YogiOptimiser(torch.optim.Optimizer):
             for p in group["params"]:
                 square = p.grad * p.grad
                 state = self.state[p]
-                first = state["exp_avg"] = state.get("exp_avg", torch.zeros_like(p)).lerp(
-                    p.grad, 1 - beta1
-                )
+                first = state.get("exp_avg", torch.zeros_like(p)).lerp(p.grad, 1 - beta1)
                 second = state.get("exp_avg_sq", torch.zeros_like(p))
-                second = state["exp_avg_sq"] = (
-                    second - (1 - beta2) * torch.sign(second - square) * square
-                )
+                second = second - (1 - beta2) * torch.sign(second - square) * square
+                state["exp_avg"], state["exp_avg_sq"] = first, second
                 p.sub_(group["lr"] * first / (second.sqrt() + group["eps"]))
 
 
 def _step(
     optimiser: Any, params: Tensor, update: Tensor, state: Tensors, **options: Any
 ) -> tuple[Tensor, Tensors]:
-    """One step of a torch optimiser as a pure function: its state goes in and comes out as named tensors."""
+    """One step of a torch optimiser as a pure function of parameters, gradient and state."""
     leaf = torch.nn.Parameter(params.clone())
     leaf.grad = update
     stepper = optimiser([leaf], **options)
     if state:
         stepper.state[leaf] = {name: value.clone() for name, value in state.items()}
     stepper.step()
-    return leaf.detach(), {
-        name: value for name, value in stepper.state[leaf].items() if isinstance(value, Tensor)
-    }
+    kept = {name: v for name, v in stepper.state[leaf].items() if isinstance(v, Tensor)}
+    return leaf.detach(), kept
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """w - lr * estimate; lr=1 is plain FedAvg; `momentum` keeps a heavy ball (FedAvgM)."""
+    """SGD: w - lr * estimate; lr=1 is plain FedAvg, `momentum` makes it FedAvgM (heavy ball)."""
 
     lr: float = 1.0
     momentum: float = 0.0
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        if not self.momentum:  # the same sum, without an optimiser's set-up
+        if not self.momentum:  # the same result, without setting up an optimiser
             return torch.add(params, update, alpha=-self.lr), {}
         return _step(torch.optim.SGD, params, update, state, **asdict(self))
 
@@ -80,15 +82,8 @@ class Adam:
     eps: float = 1e-3
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        return _step(
-            torch.optim.Adam,
-            params,
-            update,
-            state,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-        )
+        options = {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
+        return _step(torch.optim.Adam, params, update, state, **options)
 
 
 @dataclass(frozen=True)
@@ -101,12 +96,5 @@ class Yogi:
     eps: float = 1e-3
 
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        return _step(
-            YogiOptimiser,
-            params,
-            update,
-            state,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-        )
+        options = {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
+        return _step(YogiOptimiser, params, update, state, **options)

@@ -1,11 +1,13 @@
-"""Estimators that remember each client's last update h, and weigh what the new one, G, differs by (S0, multi-model FL).
+"""Estimators that remember each client's last update h, and weigh how the new one, G, differs.
 
-    estimate = sum_i d_i beta_i h_i  +  sum over the drawn of weight_i (G_i - beta_i h_i)
+    estimate = sum over all of d_i beta_i h_i + sum over the drawn of weight_i (G_i - beta_i h_i)
 
-The first sum is over all clients and certain, so with weights that are unbiased given the rounds before (all but those of clients that
-are reached by a Markov chain) the estimate is unbiased for every beta that does not depend on the draw, and its variance is that of the
-differences. The h are 0 at first, and are set to G for those who came back.
-A sampler learns from |G - beta h|, which is what is weighed: with the sampler mmfl-gvr FedVARP is S0's GVR*.
+This is S0's multi-model FL. The first sum is over all clients and does not depend on the draw. So
+the estimate is unbiased for every beta that does not depend on the draw, if the weights are
+unbiased given the rounds before. (They are, unless clients are reached by a Markov chain.) Its
+variance is that of the differences. Each h is 0 at first, and becomes G when the client's row
+succeeds. Samplers learn from |G - beta h|, which is what is weighed: with the sampler mmfl-gvr,
+FedVARP is S0's GVR*.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ from rota.weights import Weights
 
 @dataclass
 class Round:
-    """The state that a round began from, its plan, all models' sums, and what will be remembered."""
+    """A round in progress.
+
+    It has the state that the round began from, the plan, all models' sums, and what the next state
+    will remember.
+    """
 
     state: Tensors
     plan: Plan
@@ -39,30 +45,31 @@ class Round:
 
 @dataclass(frozen=True)
 class FedVarp:
-    """FedVARP: remembers each client's last update, and weighs what the new ones differ by (beta = 1; Jhunjhunwala et al. 2022).
+    """FedVARP: weighs differences from each client's last update (Jhunjhunwala et al. 2022).
 
-    With the sampler mmfl-gvr it is S0's MMFL-GVR*. `memory` is a vector the size of the model for every client: on the device, in main
-    memory ("cpu"), or in a memory-mapped file in the temporary folder ("disk").
+    beta = 1. With the sampler mmfl-gvr this is S0's MMFL-GVR*. `memory` is where the last updates
+    are kept, one vector the size of the model per client: on the device, in main memory ("cpu"), or
+    in a memory-mapped file in the temporary folder ("disk").
     """
 
     memory: Place = "device"
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
-    costs: ClassVar[str] = "an update a client on the server"
+    costs: ClassVar[str] = "one update per client on the server"
     numbers: ClassVar[int] = 1
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
-        """With the memory: its vectors' `norm` (NaN: none yet), and `beta`."""
+        """The memory, the `norm` of each remembered update (NaN: none yet), and each `beta`."""
         beta = {"beta": _full(shares, self._first()), "norm": _full(shares, torch.nan)}
         return {**memory.init(models, shares, self.memory), **beta, **self._more(shares)}
 
     def _first(self) -> float:
-        """The beta of those who are not remembered yet, of all clients where it stays."""
+        """The beta of clients that are not remembered yet."""
         return 1.0
 
     def _more(self, shares: Array) -> Tensors:
-        """What else is in the state before the first round."""
+        """More entries of the state before the first round."""
         return {}
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
@@ -71,47 +78,46 @@ class FedVarp:
         for s, model in enumerate(models):
             if self._recalls(state, s):
                 sums[s].update = memory.total(state, s, certain[s], model.params)
-        return Round(
-            state, self._weighed(state, plan), sums, state["norm"].clone(), [[] for _ in models]
-        )
+        weighed = self._weighed(state, plan)
+        return Round(state, weighed, sums, state["norm"].clone(), [[] for _ in models])
 
     def _certain(self, state: Tensors) -> Tensor:
-        """What the h count whoever is drawn."""
+        """The weights of the h, which do not depend on the draw."""
         return state["share"] * state["beta"]
 
     def _recalls(self, state: Tensors, s: int) -> bool:
-        """Whether anything that is remembered of model s counts."""
+        """Whether any remembered update of model s has a weight."""
         return bool(((state["norm"][s] > 0) & (self._certain(state)[s] != 0)).any())
 
     def _weighed(self, state: Tensors, plan: Plan) -> Plan:
-        """The plan with the weights of the differences."""
+        """The plan, with the weights of the differences."""
         return plan
 
     def add(self, sums: Round, plan: Plan, chunk: Chunk) -> Array:
         clients, s = plan.client[chunk.rows], chunk.model
-        away = _away(
-            sums.state, s, clients, chunk.update, memory.read(sums.state, s, clients, chunk.update)
-        )
+        old = memory.read(sums.state, s, clients, chunk.update)
+        away = _away(sums.state, s, clients, chunk.update, old)
         Unbiased().add(sums.sums, sums.plan, replace(chunk, update=away))
         came = came_back(chunk)
         sums.norm[s, clients[came]] = torch.from_numpy(chunk.norm[came])
-        sums.fresh[s].append(
-            (clients[came], chunk.update[came].to(sums.state[f"memory.{s}"].device))
-        )
+        fresh = chunk.update[came].to(sums.state[f"memory.{s}"].device)
+        sums.fresh[s].append((clients[came], fresh))
         return _norms(away)
 
     def finish(self, state: Tensors, sums: Round) -> tuple[list[Estimate], Tensors]:
         estimates, _ = Unbiased().finish({}, sums.sums)
         for s, estimate in enumerate(estimates):
             if estimate.update is None and self._recalls(state, s):
-                estimates[s] = Estimate(
-                    sums.sums[s].update, None
-                )  # nobody trained it: it goes on by what is remembered
+                # no client trained the model: it steps by the remembered updates alone
+                estimates[s] = Estimate(sums.sums[s].update, None)
         new = memory.remember(state, sums.fresh) | {"norm": sums.norm}
         return estimates, new | self._learn(new)
 
     def _learn(self, state: Tensors) -> Tensors:
-        """What else is remembered after the round, in whose state the new updates wait and the old ones are in the memory."""
+        """More entries of the state after the round.
+
+        In the given state the new updates wait, and the old ones are in the memory.
+        """
         return {}
 
     def residual(self, state: Tensors, plan: Plan, chunk: Chunk) -> tuple[Array, Tensors]:
@@ -122,13 +128,16 @@ class FedVarp:
         return _norms(_away(state, chunk.model, clients, chunk.update, old)), state
 
     def _fit(self, state: Tensors, plan: Plan, chunk: Chunk, old: Tensor) -> Tensors:
-        """The state with the beta for updates that are known before anybody is drawn."""
+        """The state with the beta for updates that are known before the draw."""
         return state
 
 
 @dataclass(frozen=True)
 class FedStale(FedVarp):
-    """FedStale: FedVARP with one fixed `beta` for what is remembered, as a rule below 1; 0 is the plain unbiased sum."""
+    """FedStale: FedVARP with one fixed `beta` for all remembered updates.
+
+    It is usually below 1; 0 is the plain unbiased sum.
+    """
 
     beta: float = 0.8
 
@@ -138,18 +147,21 @@ class FedStale(FedVarp):
 
 @dataclass(frozen=True)
 class StaleVr(FedVarp):
-    """StaleVR: FedVARP with each client's best beta, <G, h> / |h|^2; every client trains to know it before anybody is drawn (S0).
+    """StaleVR: FedVARP with each client's best beta, for which every client trains first (S0).
 
-    That beta makes |G - beta h| least; it is 0 where nothing is remembered. Clients that cannot be reached keep the beta of the last time,
-    as b, between 0 and 1: it was fitted to another h, and where that was small it says nothing of how large this one's should be.
-    Since whether it is fitted is then a matter of chance, what a new one changes counts by the shares of the round, d_i / q_i for
-    those who can be reached, where q_i is their chance: d_i b h_i + d_i / q_i (beta_i - b) h_i, in expectation d_i beta_i h_i.
+    The best beta, <G, h> / |h|^2, minimises |G - beta h|; it is 0 where nothing is remembered. A
+    client that cannot be reached keeps its last beta, clipped to b between 0 and 1: it was fitted
+    to another h, and if that h was small, it says nothing about the size of the beta for this one.
+
+    Whether a client gets a new beta is then random. So the change by a new beta counts by the
+    shares of the round, which are d_i / q_i for clients that can be reached, with chance q_i: the
+    weight of h_i is d_i b + d_i / q_i (beta_i - b), and in expectation d_i beta_i.
     """
 
-    needs: ClassVar[str] = "norms of all"
-    costs: ClassVar[str] = "an update a client on the server; every client trains"
-    fits: ClassVar[bool] = True  # from what all clients would send, which the sampler must ask for
-    numbers: ClassVar[int] = 2  # with beta
+    needs: ClassVar[str] = "norms of all clients"
+    costs: ClassVar[str] = "one update per client on the server; every client trains"
+    fits: ClassVar[bool] = True  # to the updates of all clients, so the sampler must ask for norms
+    numbers: ClassVar[int] = 2  # the norm and beta
 
     def _more(self, shares: Array) -> Tensors:
         return {"certain": torch.from_numpy(shares * self._first())}
@@ -173,12 +185,16 @@ class StaleVr(FedVarp):
 
 @dataclass(frozen=True)
 class StaleVre(FedVarp):
-    """StaleVRE: StaleVR with a beta that is estimated from the drawn alone: it falls as fast as it was last seen to fall (S0's code).
+    """StaleVRE: StaleVR with a beta that is estimated from drawn clients alone (S0's code).
 
-    A client that came back has beta = `start`. When it comes back again, after k rounds, its best beta b = <G, h> / |h|^2 gives the slope
-    (start - b) / k, at least 0 (0 until then), by which its beta falls in every round from the next one on, down to 0.
-    `expected` is what |G - beta h| would be if G were still h: the sampler mmfl-vre draws by it. With `start` = 1 it would be 0 for all
-    whose beta did not fall, and they would hardly be drawn again.
+    A client's beta falls as fast as it was last seen to fall. When a client's row succeeds, its
+    beta becomes `start`. When it succeeds again, after k rounds, its best beta b = <G, h> / |h|^2
+    gives the slope (start - b) / k, at least 0 (and 0 until then). From the next round on, beta
+    falls by the slope in every round, down to 0.
+
+    `expected` is what |G - beta h| would be if G were still h: the sampler mmfl-vre draws by it.
+    With `start` = 1 it would be 0 for all clients whose beta did not fall, and they would hardly be
+    drawn again.
     """
 
     start: float = 0.9
@@ -194,12 +210,10 @@ class StaleVre(FedVarp):
         age += 1
         for s in range(len(beta)):
             clients, update = state[f"waiting_clients.{s}"].numpy(), state[f"waiting.{s}"]
-            fell = (self.start - _best(update, memory.read(state, s, clients, update))) / age[
-                s, clients
-            ]
-            slope[s, clients] = torch.where(
-                torch.isfinite(fell), fell.clamp(min=0), slope[s, clients]
-            )
+            best = _best(update, memory.read(state, s, clients, update))
+            fell = (self.start - best) / age[s, clients]
+            known, before = torch.isfinite(fell), slope[s, clients]
+            slope[s, clients] = torch.where(known, fell.clamp(min=0), before)
             beta[s, clients] = self.start
             age[s, clients] = 0
         return {"beta": (beta - slope).clamp(min=0), "slope": slope, "age": age}
@@ -211,10 +225,11 @@ class StaleVre(FedVarp):
 
 @dataclass(frozen=True)
 class Mifa(FedVarp):
-    """MIFA: the sum of all clients' last updates by their shares, new ones in the place of old (Gu et al. 2021).
+    """MIFA: the sum of all clients' last updates, weighted by their shares (Gu et al. 2021).
 
-    That is sum of d_i h_i after the round. It does not weigh by the chance to be drawn, so it is biased: those seldom drawn lag behind.
-    The h are 0 until a client is first drawn, which shrinks the first rounds' steps.
+    That is the sum of d_i h_i after the round. MIFA does not weigh by the chance to be drawn, so it
+    is biased: clients that are seldom drawn lag behind. h is 0 until a client is first drawn, which
+    makes the first rounds' steps smaller.
     """
 
     unbiased: ClassVar[bool] = False
@@ -225,7 +240,7 @@ class Mifa(FedVarp):
 
 def _factor(name: str, value: float) -> float:
     if not 0 <= value < np.inf:
-        raise BadInput(f"estimator.{name} is {value:g}, but it takes a number from 0 on")
+        raise BadInput(f"estimator.{name} is {value:g}: it must be at least 0, and finite")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Who trains: samplers. A new one is one file with a frozen dataclass, and one line in SAMPLERS."""
+"""Who trains: samplers. A new one is a file with a frozen dataclass, and a line in SAMPLERS."""
 
 from __future__ import annotations
 
@@ -66,37 +66,50 @@ __all__ = [
 
 
 class Sampler(Protocol):
-    """Decides which pairs (model, client) train. A value: all that it learns is in the state it takes and returns.
+    """Decides which pairs (model, client) train.
 
-    `shares` is d[s, i], client i's share of model s's data: 0 where it has none, or cannot be reached in this round. rota's own
-    samplers say of themselves, as class attributes, whether they are `unbiased`, what they need (`needs`) and what that `costs`, in
-    words for people. One with `updates = True` is shown the updates themselves in `Seen`. Those that draw by a matrix of `rates`
-    (state, shares) have it as a method, and where every model draws by itself `procedure` says how.
+    A sampler is a value: everything it learns is in the state that it takes and returns. `shares`
+    is d[s, i], client i's share of model s's data; it is 0 where the client has no data for the
+    model, or cannot be reached in this round.
+
+    Class attributes of rota's own samplers say whether they are `unbiased`, what they need
+    (`needs`) and what that `costs`, in words for people. A sampler with `updates = True` gets the
+    updates themselves in `Seen`. A sampler that draws by a matrix of rates has a method
+    `rates(state, shares)`, and if every model draws by itself, `procedure` names how.
     """
 
     def init(self, shares: Array, rounds: int) -> State:
-        """The state before the first of so many rounds; raises BadInput where the sampler cannot serve these clients."""
+        """The state before the first of `rounds` rounds.
+
+        Raises BadInput if the sampler does not fit these clients.
+        """
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         """This round's plan."""
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        """The state after the round, from what the server saw of each row; `shares` are those that were drawn by."""
+        """The state after the round, from what the server saw of each row.
+
+        `shares` are the shares of the draw.
+        """
 
 
 @runtime_checkable
 class Asking(Protocol):
-    """A sampler that asks some clients before it draws. What they do to answer is charged to the run."""
+    """A sampler that asks some clients before it draws; the run pays for their answers."""
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
-        """What it wants to know."""
+        """The question, and the rows that it is put to."""
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
-        """The state with the answers in it, for `draw` and `observe`; `plan` are the rows that were asked."""
+        """The state with the answers, for `draw` and `observe`; `plan` are the asked rows."""
 
 
 def asks(sampler: Sampler, shares: Array, rounds: int) -> str | None:
-    """What a sampler asks before its first draw, if it asks all clients of the models that it asks of; None for any other."""
+    """What a sampler asks before its first draw, if it asks all clients of some models.
+
+    None for any other sampler.
+    """
     if not isinstance(sampler, Asking):
         return None
     question = sampler.ask(sampler.init(shares, rounds), shares, np.random.default_rng(0))

@@ -1,9 +1,14 @@
-"""Which model: rates and draws over pairs (model, client), where a client can train only so many models in a round (S0 eq. 5).
+"""Which model: rates and draws over pairs (model, client) under limits per client (S0 eq. 5).
 
-`rates` [models, clients] say how often each pair is drawn in a round, on average; they sum to the budget. Client i has B_i processors. In
-S0's scheme each of them draws a model, or none, by itself: sum_s rates <= B_i, and a client may draw one model twice, which then
-counts twice. The other scheme is `distinct`: a client draws up to B_i different models, so that also every rate is at most 1. Both
-minimise sum over pairs of score^2 / rate, which is the estimates' variance but for a constant. Scores are 0 where there is no data.
+`rates` [models, clients] are the expected numbers of draws of each pair in a round. They sum to the
+budget. Client i has B_i processors, and there are two schemes:
+
+- S0's: each processor draws a model, or none, by itself. Then sum_s rates <= B_i, and a client may
+  draw one model twice, which then counts twice.
+- `distinct`: a client draws up to B_i different models. Then every rate is also at most 1.
+
+Both minimise the sum over pairs of score^2 / rate, which is the estimates' variance up to a
+constant. Scores are 0 where there is no data.
 """
 
 from __future__ import annotations
@@ -20,13 +25,14 @@ from rota.plan import Plan
 from rota.sampling.waterfill import waterfill
 
 Processors = int | tuple[int, ...] | Literal["mixed"]
-"""How many models a client can train in a round: all alike, each its own, or as in S0."""
+"""The number of models that a client can train in a round: one for all, one each, or S0's mix."""
 
 
 def capped(scores: Array, most: Array, budget: float) -> Array:
-    """The p that minimises sum a^2 / p subject to p <= most and sum p = budget: p = min(most, a / level), exactly.
+    """The p that minimises sum a^2 / p with p <= most and sum p = budget, exactly.
 
-    A budget beyond what those with a > 0 can take goes to the others, in proportion to their `most`; one beyond all is `most`.
+    It is p = min(most, a / level). What those with a > 0 cannot take of the budget goes to the
+    others, in proportion to their `most`. If the budget is more than all can take, p is `most`.
     """
     if (most == 1).all():
         return waterfill(scores, budget)
@@ -34,31 +40,35 @@ def capped(scores: Array, most: Array, budget: float) -> Array:
     rest = budget - most[positive].sum()
     if rest >= 0:
         idle = np.where(positive, 0.0, most)
-        return np.where(
-            positive, most, idle * (min(rest, idle.sum()) / idle.sum() if idle.any() else 0.0)
-        )
+        part = min(rest, idle.sum()) / idle.sum() if idle.any() else 0.0
+        return np.where(positive, most, idle * part)
     scores = _scaled(scores)
     a, m, left = scores[positive], most[positive], budget
-    while True:  # the level falls from turn to turn, so those who are full stay full; few turns
+    while True:  # the level falls in every pass, so what is full stays full; few passes are needed
         level = max(a.sum() / left, np.finfo(float).tiny)
         full = a > m * level
         after = left - m[full].sum()
-        if after == left or after <= 0:  # nobody is full; or rounding says that the full use up all
+        if after == left or after <= 0:  # none is full; or, by rounding, the full use up everything
             with np.errstate(over="ignore"):
                 return np.asarray(np.minimum(most, scores / level))
         a, m, left = a[~full], m[~full], after
 
 
 def _scaled(scores: Array) -> Array:
-    """In parts of a power of two near the largest: the same rates to the bit, and sums of tiny scores do not underflow."""
+    """The scores divided by a power of two near the largest.
+
+    The rates stay the same to the bit, and sums of tiny scores do not underflow.
+    """
     return np.asarray(np.ldexp(scores, -np.frexp(scores.max(initial=0.0))[1]))
 
 
 def by_processor(scores: Array, most: Array, budget: float, shares: Array) -> Array:
-    """S0's rates, each client as its B_i processors (eq. 5): those of a client sum to at most most_i.
+    """S0's rates, with each client as its B_i processors (eq. 5).
 
-    A processor's p are in proportion to its scores / B_i, and a client's processors are alike, so R_i = sum_s rates[s, i] minimises
-    sum (sum_s scores)^2 / R under R_i <= most_i: the water-filling of the clients' sums. It is split in proportion to the scores.
+    A client's rates sum to at most most_i. A processor's p are in proportion to its scores / B_i,
+    and a client's processors are alike, so R_i = sum_s rates[s, i] minimises
+    sum (sum_s scores)^2 / R with R_i <= most_i: the water-filling of the clients' sums. Each R_i is
+    split in proportion to the client's scores.
     """
     owns = shares > 0
     able, total = owns.any(axis=0), scores.sum(axis=0)
@@ -68,10 +78,11 @@ def by_processor(scores: Array, most: Array, budget: float, shares: Array) -> Ar
 
 
 def distinct(scores: Array, most: Array, budget: float, shares: Array) -> Array:
-    """The rates of a client that draws each model at most once: min(1, a / level_i), where level_i is the common level, or the one at
-    which the client's sum is most_i, if that is higher.
+    """The rates for clients that draw each model at most once: min(1, a / level_i).
 
-    So a rate is at most what it would be if its client did all that it can, and under those caps the level is common.
+    level_i is the common level, or the level at which the client's sum is most_i if that is higher.
+    So a rate is at most what it would be if its client did all it can, and the level is common
+    under these caps.
     """
     scores = _scaled(scores)
     upper = _alone(scores, most, shares)
@@ -81,7 +92,7 @@ def distinct(scores: Array, most: Array, budget: float, shares: Array) -> Array:
 
 
 def _alone(scores: Array, most: Array, shares: Array) -> Array:
-    """Every client's own water-filling of what it can do over its models (S0 eq. 5 by columns)."""
+    """Each client's own water-filling of most_i over its models (S0 eq. 5 by columns)."""
     owns, positive = shares > 0, scores > 0
     number, models = positive.sum(axis=0), len(shares)
     spare = np.maximum(most - number, 0) / np.maximum((owns & ~positive).sum(axis=0), 1)
@@ -90,9 +101,8 @@ def _alone(scores: Array, most: Array, shares: Array) -> Array:
     some = scores[:, many]
     ascending = np.sort(some, axis=0)
     below = np.cumsum(ascending, axis=0)
-    left = (
-        most[many] - models + np.arange(1, models + 1)[:, None]
-    )  # for the first 1, 2, ... of them, where the others have 1
+    # what is left for the first 1, 2, ... models, where each of the others takes 1
+    left = most[many] - models + np.arange(1, models + 1)[:, None]
     fits = (left > 0) & (left * ascending <= below)
     last = models - 1 - np.argmax(fits[::-1], axis=0)  # eq. 5's k: the largest that fits
     at = (last, np.arange(some.shape[1]))
@@ -101,19 +111,19 @@ def _alone(scores: Array, most: Array, shares: Array) -> Array:
 
 
 def even(processors: Array, budget: float, shares: Array) -> Array:
-    """All processors alike, and each with its client's models in equal parts."""
+    """Equal rates for all processors, split equally over the models of each client."""
     owns = shares > 0
     reached = processors[owns.any(axis=0)].sum()
-    return np.asarray(
-        min(1.0, budget / max(reached, 1)) * processors * (owns / np.maximum(owns.sum(axis=0), 1))
-    )
+    chance = min(1.0, budget / max(reached, 1))
+    return np.asarray(chance * processors * (owns / np.maximum(owns.sum(axis=0), 1)))
 
 
 def systematic(rates: Array, most: Array | int, start: Array) -> Array:
-    """Which models each client draws: its rates laid end to end are hit at start_i, start_i + 1, ... below most_i.
+    """Which models each client draws, by systematic sampling.
 
-    The marginals are exact, and a client draws at most the next whole number of its sum. `most` is the sum's bound, which
-    rounding must not pass.
+    A client's rates are laid end to end, and hit at start_i, start_i + 1, ... below most_i. The
+    marginals are exact, and a client draws at most its sum rounded up. `most` bounds the sum, which
+    rounding must not exceed.
     """
     ends = np.zeros((len(rates) + 1, rates.shape[1]))
     np.cumsum(rates, axis=0, out=ends[1:])
@@ -124,28 +134,26 @@ def systematic(rates: Array, most: Array | int, start: Array) -> Array:
 def draw_processors(
     rates: Array, processors: Array, shares: Array, generator: np.random.Generator
 ) -> Plan:
-    """Every processor draws a model with the probabilities p = rates / B_i, or none; weight = times drawn * share / (B_i p).
+    """Every processor draws a model with the probabilities p = rates / B_i, or none.
 
-    `Plan.probability` is the chance to be drawn at all.
+    weight = times drawn * share / (B_i p). `Plan.probability` is the chance to be drawn at all.
     """
     ends = np.cumsum(rates / processors, axis=0)
     owner = np.repeat(np.arange(len(processors)), processors)
     start = generator.random(len(owner))
     busy = np.flatnonzero(start < ends[-1, owner])
     client = owner[busy]
-    model, client, times = tally(
-        (ends[:, client] <= start[busy]).sum(axis=0), client, len(processors)
-    )
+    drawn = (ends[:, client] <= start[busy]).sum(axis=0)
+    model, client, times = tally(drawn, client, len(processors))
     rate, count = rates[model, client], processors[client]
-    with np.errstate(divide="ignore"):  # log 0 for those that are certain
-        once = np.where(
-            count == 1, rate, -np.expm1(count * np.log1p(-np.minimum(rate / count, 1.0)))
-        )
+    with np.errstate(divide="ignore"):  # log 0 where a pair is certain
+        missed = count * np.log1p(-np.minimum(rate / count, 1.0))
+    once = np.where(count == 1, rate, -np.expm1(missed))
     return Plan(client, model, once, times * shares[model, client] / rate)
 
 
 def tally(model: Array, client: Array, clients: int) -> tuple[Array, Array, Array]:
-    """Each pair once: its model, its client, and how often it is there."""
+    """Each distinct pair once: its model, its client, and its number of occurrences."""
     pair, times = np.unique(model * clients + client, return_counts=True)
     return pair // clients, pair % clients, times
 
@@ -153,39 +161,38 @@ def tally(model: Array, client: Array, clients: int) -> tuple[Array, Array, Arra
 def draw_distinct(
     rates: Array, processors: Array, shares: Array, generator: np.random.Generator
 ) -> Plan:
-    """Every client draws different models by systematic sampling; weight = share / rate."""
+    """Every client draws different models, by systematic sampling; weight = share / rate."""
     model, client = np.nonzero(systematic(rates, processors, generator.random(len(processors))))
     rate = rates[model, client]
     return Plan(client, model, rate, shares[model, client] / rate)
 
 
 def count(processors: Processors, shares: Array) -> Array:
-    """How many models each client can train in a round."""
+    """The number of models that each client can train in a round."""
     clients = shares.shape[1]
     if isinstance(processors, str) and processors == "mixed":
         return mixed(shares)
     found = np.asarray(processors)
-    if (
-        found.dtype.kind not in "iu"
-        or found.shape not in ((), (clients,))
-        or not (found >= 1).all()
-    ):
+    whole = found.dtype.kind in "iu" and found.shape in ((), (clients,))
+    if not whole or not (found >= 1).all():
         raise BadInput(
-            f"sampler.processors must be whole numbers from 1: one, or one for each of the {clients} clients, or 'mixed'"
+            "sampler.processors takes whole numbers from 1: give one, or one for each of the "
+            f"{clients} clients, or 'mixed'"
         )
     return np.broadcast_to(found, clients).astype(np.int64)
 
 
 def mixed(shares: Array, seed: int | None = None) -> Array:
-    """S0's processors: in a round a quarter of the clients can train one model, half of them half of theirs (rounded up), a quarter all.
+    """S0's processors, for a quarter, half and a quarter of the clients.
 
-    Who is who is part of the clients, as their data are: without a seed it is drawn by the shares, so that another split has others.
+    In a round, a quarter of the clients can train one model, half of them half of their models
+    (rounded up), and a quarter all of their models. Which client belongs to which part is a
+    property of the clients, as their data are: without a seed, a hash of the shares decides, so
+    that another split of the data gives other processors.
     """
     if seed is None:
-        seed = int.from_bytes(
-            hashlib.blake2b(np.ascontiguousarray(shares).tobytes(), digest_size=8).digest(),
-            "little",
-        )
+        told = np.ascontiguousarray(shares).tobytes()
+        seed = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
     owned = np.maximum((shares > 0).sum(axis=0), 1)
     place = rng.generator(rng.key(seed, "processors")).permutation(len(owned)) / len(owned)
     return np.asarray(np.where(place < 0.25, 1, np.where(place < 0.75, -(-owned // 2), owned)))

@@ -1,4 +1,4 @@
-"""Avare (El Hanchi, Stephens 2020): sample by the norms last seen, with a floor that falls."""
+"""Avare (El Hanchi, Stephens 2020): sample by the last known norms, above a falling floor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class Avare:
-    """Avare: draws with replacement in proportion to the norms last seen, above a floor that falls (El Hanchi, Stephens 2020).
+    """Avare: draws by the last known norms, above a falling floor (El Hanchi, Stephens 2020).
 
-    q minimises sum a_i^2 / q_i subject to sum q = 1 and q_i >= (least + (1 - least) / t^decay) / N in round t (S1 Lemma 18),
-    where a_i is share * norm of the client's last update. So it is uniform at first. This is our reading: S1 App. F
-    has p_min = 1/(5N), C = 1/(1/N - p_min) and delta = 1, and the floor p_min + 1/(C t^delta); no code is public. A client
-    that was never seen counts as much as the largest that was.
+    In round t, q minimises sum a_i^2 / q_i subject to sum q = 1 and
+    q_i >= (least + (1 - least) / t^decay) / N (S1 Lemma 18), where a_i is share * norm of the
+    client's last update. So the first round is uniform. Draws are with replacement. This is our
+    reading: S1 App. F has p_min = 1/(5N), C = 1/(1/N - p_min) and delta = 1, and the floor
+    p_min + 1/(C t^delta); no code is public. A client without a known norm counts as much as the
+    client with the largest a_i.
     """
 
     budget: float = 10
@@ -31,8 +33,8 @@ class Avare:
 
     procedure: ClassVar[draw.Procedure] = "multinomial"
     unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "norms of the drawn"
-    costs: ClassVar[str] = "a number a client on the server"
+    needs: ClassVar[str] = "norms of the drawn clients"
+    costs: ClassVar[str] = "one number per client on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
@@ -47,9 +49,8 @@ class Avare:
         known = ~np.isnan(scores)
         largest = np.max(scores, axis=1, keepdims=True, where=known, initial=0.0)
         floor = self.least + (1 - self.least) / state["round"].item() ** self.decay
-        return self.budget * fill(
-            np.where(known, scores, np.where(largest > 0, largest, 1.0)), 1.0, shares, floor
-        )
+        guess = np.where(largest > 0, largest, 1.0)
+        return self.budget * fill(np.where(known, scores, guess), 1.0, shares, floor)
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)

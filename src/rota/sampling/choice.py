@@ -1,4 +1,7 @@
-"""Power-of-Choice (Cho, Wang, Joshi 2020): of some candidates, those with the highest loss train. Biased by design."""
+"""Power-of-Choice (Cho, Wang, Joshi 2020): the candidates with the highest loss train.
+
+Biased by design.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,27 @@ from rota.sampling.feedback import matrix
 
 @dataclass(frozen=True)
 class RpowD:
-    """rpow-d: of `candidates` drawn in proportion to their data, the `budget` with the highest loss last seen (Cho et al. 2020).
+    """rpow-d: of some candidates, those with the highest last known loss train (Cho et al. 2020).
 
-    Candidates are drawn without replacement; the loss of one that was never drawn counts as infinite. The plain mean of those
-    who train is the estimate. With as many candidates as the budget it is `proportional-mean`.
+    `candidates` clients are drawn in proportion to their data, without replacement, and `budget` of
+    them train. The loss of a client that was never drawn counts as infinite. The estimate is the
+    plain mean of the clients that train. With as many candidates as the budget, this is
+    `proportional-mean`.
     """
 
     budget: float = 10
     candidates: int = 20
 
     unbiased: ClassVar[bool] = False
-    needs: ClassVar[str] = "losses of the drawn"
-    costs: ClassVar[str] = "a number a client on the server"
+    needs: ClassVar[str] = "losses of the drawn clients"
+    costs: ClassVar[str] = "one number per client on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         if self.candidates < self.budget:
             raise BadInput(
-                f"sampler.candidates is {self.candidates}: it must be at least sampler.budget, {self.budget:g}"
+                f"sampler.candidates is {self.candidates}: it must be at least sampler.budget, "
+                f"{self.budget:g}"
             )
         return {"loss": np.full(shares.shape, np.inf)}
 
@@ -41,7 +47,7 @@ class RpowD:
         return self._highest(state, draw.sequential(shares, self.candidates, shares, generator))
 
     def _highest(self, state: State, candidates: Plan) -> Plan:
-        """Of each model's candidates, the `budget` with the highest loss; the first of those that are equal."""
+        """The `budget` candidates of each model with the highest loss; of equal ones, the first."""
         order = np.lexsort((-state["loss"][candidates.model, candidates.client], candidates.model))
         model = candidates.model[order]
         rank = np.arange(len(order)) - np.searchsorted(model, model)
@@ -55,9 +61,12 @@ class RpowD:
 
 @dataclass(frozen=True)
 class PowD(RpowD):
-    """pow-d: the candidates first say the global model's loss on their training examples, and the highest train (Cho et al. 2020)."""
+    """pow-d: candidates report the global model's loss, and the highest train (Cho et al. 2020).
 
-    needs: ClassVar[str] = "losses of some"
+    They evaluate it on all their training examples before the draw.
+    """
+
+    needs: ClassVar[str] = "losses of some clients"
     costs: ClassVar[str] = "the candidates evaluate the model"
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
@@ -72,7 +81,10 @@ class PowD(RpowD):
 
 @dataclass(frozen=True)
 class CpowD(PowD):
-    """cpow-d: the candidates say the loss on `examples` random examples alone: less work before the draw (Cho et al. 2020)."""
+    """cpow-d: pow-d with losses on a few random examples, for less work (Cho et al. 2020).
+
+    `examples` is their number.
+    """
 
     examples: int = 10
 

@@ -1,4 +1,7 @@
-"""Clustered sampling (Fraboni et al. 2021): one client from each of m distributions; unbiased, with no more variance than multinomial."""
+"""Clustered sampling (Fraboni et al. 2021): one client from each of m distributions.
+
+It is unbiased, and its variance is at most that of multinomial sampling.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from rota.sampling import draw, memory
 
 @dataclass(frozen=True)
 class ClusteredSize:
-    """Clustered sampling by size: clients in order of their data fill `budget` strata, and each gives one (Fraboni et al. 2021, Alg. 1).
+    """Clustered sampling by size: one client from each stratum (Fraboni et al. 2021, Alg. 1).
 
-    A client's mass is budget * share; strata have mass 1, and a client may lie in several. Every draw counts the same.
+    Clients in order of their data fill `budget` strata. A client's mass is budget * share; a
+    stratum has mass 1, and a client may lie in several strata. Every draw counts the same.
     """
 
     budget: float = 10
@@ -27,26 +31,27 @@ class ClusteredSize:
 
     def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
-        return {
-            "order": np.argsort(-shares, axis=1, kind="stable")
-        }  # of a million clients it takes longer than the whole draw
+        # sorting a million clients takes longer than the whole draw
+        return {"order": np.argsort(-shares, axis=1, kind="stable")}
 
     def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
-        """The segments of the line that is cut into strata: clients, and their masses in proportion to the row."""
+        """The segments of the line that is cut into strata: clients and their masses.
+
+        The masses are in proportion to the row.
+        """
         order = state["order"][model]
-        order = order[row[order] > 0]  # of those who can be reached
-        if (np.diff(row[order]) > 0).any():  # other shares than in the beginning
+        order = order[row[order] > 0]  # only clients that can be reached
+        if (np.diff(row[order]) > 0).any():  # the shares have changed since the first round
             order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)]
         return order, round(self.budget) * row[order] / row.sum()
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
-        return draw.concatenate(
-            [
-                stratified(s, *self.strata(state, s, row), row, generator)
-                for s, row in enumerate(shares)
-                if row.any()
-            ]
-        )
+        plans = []
+        for s, row in enumerate(shares):
+            if row.any():
+                client, mass = self.strata(state, s, row)
+                plans.append(stratified(s, client, mass, row, generator))
+        return draw.concatenate(plans)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
@@ -54,17 +59,18 @@ class ClusteredSize:
 
 @dataclass(frozen=True)
 class ClusteredSimilarity(ClusteredSize):
-    """Clustered sampling by similarity: strata of clients whose last updates point the same way (Fraboni et al. 2021, Alg. 2).
+    """Clustered sampling by similarity of the last updates (Fraboni et al. 2021, Alg. 2).
 
-    Ward's linkage of the angles between the clients' last updates (0 with one that is not known yet), cut so that no cluster's mass
-    exceeds 1; the `budget` heaviest clusters each begin a stratum, and the clients of the others fill what is free.
-    A client with a mass above 1 has strata of its own.
+    The clusters come from Ward's linkage of the angles between the clients' last updates. The angle
+    with an update that is not known yet is 0. The tree is cut so that no cluster's mass exceeds 1.
+    Each of the `budget` heaviest clusters begins a stratum, and the clients of the other clusters
+    fill the free space. A client with a mass above 1 has strata of its own.
     """
 
-    needs: ClassVar[str] = "updates of the drawn"
+    needs: ClassVar[str] = "updates of the drawn clients"
     updates: ClassVar[bool] = True
     costs: ClassVar[str] = (
-        "an update a client and all angles on the server, clustered in every round"
+        "one update per client and all angles on the server; clustering in every round"
     )
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -89,15 +95,15 @@ def stratified(
 ) -> Plan:
     """One client from each stratum of the line of segments (client, mass), cut at 1, 2, 3 ...
 
-    A client's mass is strata * share / sum of shares, so that a client drawn c times counts c * sum of shares / strata.
+    A client's mass is strata * share / sum of shares, so a client drawn c times counts
+    c * sum of shares / strata.
     """
     ends = np.cumsum(mass)
     strata = round(float(ends[-1]))
     place = np.searchsorted(ends, np.arange(strata) + generator.random(strata), side="right")
     drawn, count = np.unique(client[np.minimum(place, len(client) - 1)], return_counts=True)
-    mine = np.flatnonzero(
-        np.isin(client, drawn)
-    )  # the segments of those drawn: how likely were they to be missed?
+    # the segments of the drawn clients: how likely was it to miss them?
+    mine = np.flatnonzero(np.isin(client, drawn))
     start, end = ends[mine] - mass[mine], ends[mine]
     cut = np.minimum(np.floor(start) + 1, end)
     whole, last = np.divmod(end - cut, 1.0)
@@ -107,7 +113,7 @@ def stratified(
 
 
 def clusters(distance: Array, mass: Array) -> list[list[int]]:
-    """Ward's tree, cut where a cluster's mass would exceed 1: the largest subtrees that do not."""
+    """The largest subtrees of Ward's tree whose mass is at most 1."""
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
@@ -121,7 +127,10 @@ def clusters(distance: Array, mass: Array) -> list[list[int]]:
 
 
 def pour(groups: list[list[int]], mass: Array) -> tuple[Array, Array]:
-    """Segments (client, mass) that fill strata of mass 1: the heaviest groups each begin one, the clients of the others fill them up."""
+    """Segments (client, mass) that fill strata of mass 1.
+
+    Each of the heaviest groups begins a stratum, and the clients of the other groups fill them up.
+    """
     strata = round(float(mass.sum()))
     groups = sorted(groups, key=lambda group: -mass[group].sum())
     rest = [[client, mass[client]] for group in groups[strata:] for client in group]

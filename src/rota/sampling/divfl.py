@@ -1,4 +1,7 @@
-"""DivFL (Balakrishnan et al. 2022): clients whose updates together stand for everybody's. Biased by design."""
+"""DivFL (Balakrishnan et al. 2022): clients whose updates together represent all updates.
+
+Biased by design.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,21 @@ from rota.sampling import draw, memory
 
 @dataclass(frozen=True)
 class DivFl:
-    """DivFL: the `budget` clients whose last updates are nearest to everybody's, chosen greedily (Balakrishnan et al. 2022).
+    """DivFL: the clients whose last updates represent all clients best (Balakrishnan et al. 2022).
 
-    Greedy minimisation of sum_k min_{i in S} |u_k - u_i| over the last known updates u. Whoever's update is not known yet (in the
-    first round: everybody's) is asked for it before the draw. The chosen count by their data, as in the official code.
+    The set S of `budget` clients minimises sum_k min_{i in S} |u_k - u_i| over the last known
+    updates u, greedily. A client whose update is not known yet is asked for it before the draw; in
+    the first round these are all clients. The chosen clients count by their data, as in the
+    official code.
     """
 
     budget: float = 10
 
     unbiased: ClassVar[bool] = False
-    needs: ClassVar[str] = "updates of all, then of the drawn"
+    needs: ClassVar[str] = "updates of all clients once, then of the drawn clients"
     updates: ClassVar[bool] = True
     costs: ClassVar[str] = (
-        "every client trains once; an update a client and all distances on the server"
+        "every client trains once; one update per client and all distances on the server"
     )
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -43,15 +48,10 @@ class DivFl:
         plans = []
         for s, row in enumerate(shares):
             able = np.flatnonzero((row > 0) & state["known"][s])
-            chosen = able[
-                facilities(
-                    memory.distances(state[f"gram.{s}"][np.ix_(able, able)]), round(self.budget)
-                )
-            ]
-            weight = row[chosen] / row[chosen].sum()
-            plans.append(
-                Plan(chosen, np.full(len(chosen), s), np.full(len(chosen), np.nan), weight)
-            )
+            distance = memory.distances(state[f"gram.{s}"][np.ix_(able, able)])
+            chosen = able[facilities(distance, round(self.budget))]
+            model, unknown = np.full(len(chosen), s), np.full(len(chosen), np.nan)
+            plans.append(Plan(chosen, model, unknown, row[chosen] / row[chosen].sum()))
         return draw.concatenate(plans)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
@@ -59,7 +59,7 @@ class DivFl:
 
 
 def facilities(distance: Array, number: int) -> Array:
-    """Greedily, one after the other, the rows that leave the smallest sum of distances to the nearest one chosen."""
+    """The rows with the smallest sum of distances to the nearest chosen row, chosen greedily."""
     chosen: list[int] = []
     nearest = np.full(len(distance), np.inf)
     for _ in range(min(number, len(distance))):

@@ -1,4 +1,4 @@
-"""K-Vib (S1): follow the regularised leader over the clients' scores, and toss an independent coin for every client."""
+"""K-Vib (S1): follow the regularised leader over scores, and toss one coin per client."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class KVib:
-    """K-Vib: learns from the drawn clients' update norms whom to draw, and stays unbiased (S1 Algorithm 2).
+    """K-Vib: learns from the update norms of drawn clients, and stays unbiased (S1 Algorithm 2).
 
-    With pi_t(i) = share_i |g_i|, the server keeps omega_i, an unbiased estimate of the sum of pi_t(i)^2 so far, and draws with
+    With pi_t(i) = share_i |g_i|, the server keeps omega_i, an unbiased estimate of the sum of
+    pi_t(i)^2 so far, and draws with
 
         p  = waterfill(sqrt(omega + gamma), budget)            Lemma 7, the minimiser of eq. 8
         p~ = (1 - theta) p + theta budget / N                  eq. 9
         omega_i += pi_t(i)^2 / p~_i    for the drawn
 
-    `theta` is (N / (T budget))^(1/3), T the run's rounds, unless given (Theorem 8). `gamma` is how much scores must differ before
-    p does: unless given it is G^2 N / (theta budget) (Theorem 8), where `bound` gives G, a bound on pi; and where that is not
-    given either, sum of omega / (t budget) after t rounds, which needs no knowledge of the scale: omega's own estimate of the mean
-    pi^2 in the place of G^2, without theta. `linear` leaves the square root out, as K-Vib's published code does.
+    `theta` defaults to (N / (T budget))^(1/3), where T is the run's number of rounds (Theorem 8).
+    `gamma` is how much scores must differ before p does. It defaults to G^2 N / (theta budget)
+    (Theorem 8) if `bound` gives G, a bound on pi. Without `bound` it defaults to the sum of
+    omega / (t budget) after t rounds: omega's own estimate of the mean pi^2 replaces G^2, and theta
+    is left out, so the scale of the updates need not be known. `linear` leaves the square root out,
+    as K-Vib's published code does.
     """
 
     budget: float = 10
@@ -39,8 +42,8 @@ class KVib:
 
     procedure: ClassVar[draw.Procedure] = "independent"
     unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "norms of the drawn"
-    costs: ClassVar[str] = "a number a client on the server"
+    needs: ClassVar[str] = "norms of the drawn clients"
+    costs: ClassVar[str] = "one number per client on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
@@ -66,19 +69,21 @@ class KVib:
 
 @dataclass(frozen=True)
 class KVibFull(KVib):
-    """K-Vib with full feedback: every client's norm is known after each round, so nothing is estimated and nothing mixed in.
+    """K-Vib with full feedback: the server knows every client's norm after each round.
 
-    omega_i += pi_t(i)^2 for all, and p = waterfill(sqrt(omega + gamma), budget) from the rounds before (S1 eq. 8). What K-Vib could
-    do at best: all clients train in every round.
+    omega_i += pi_t(i)^2 for all clients, and p = waterfill(sqrt(omega + gamma), budget) from the
+    rounds before (S1 eq. 8). Nothing is estimated and nothing is mixed in. This is the best that
+    K-Vib could do, because all clients train in every round.
     """
 
-    needs: ClassVar[str] = "norms of all"
+    needs: ClassVar[str] = "norms of all clients"
     costs: ClassVar[str] = "every client trains"
 
     def init(self, shares: Array, rounds: int) -> State:
         if self.theta is not None and self.bound is None:
             raise BadInput(
-                "sampler.theta scales sampler.bound alone where all feedback is known, and that is not given: leave it out"
+                "sampler.theta only scales sampler.bound in kvib-full, and sampler.bound is not "
+                "given: leave sampler.theta out, or give sampler.bound"
             )
         return {**super().init(shares, rounds), "norm": np.full(shares.shape, np.nan)}
 

@@ -1,4 +1,7 @@
-"""What K-Vib and Vrb share: they follow the regularised leader, omega + gamma, and mix in a part theta of uniform sampling."""
+"""What K-Vib and Vrb share: the regularised leader.
+
+Both follow omega + gamma, and mix in a part theta of uniform sampling.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,16 @@ def begin(
     gamma: float | None,
     bound: float | None,
 ) -> State:
-    """The state before the first round: nothing seen. `usual` is the theta of each model where none is given.
+    """The state before the first round; `usual` is each model's theta where none is given.
 
-    gamma is the given one, or G^2 N / (theta draws) of the given `bound` G, or NaN: it is learnt. `spent` counts the draws so far.
+    gamma is the given one, or G^2 N / (theta draws) from the given `bound` G. NaN means that it is
+    learnt. `spent` counts the draws so far.
     """
-    for name, value, most in (
-        ("theta", theta, 1.0),
-        ("gamma", gamma, np.inf),
-        ("bound", bound, np.inf),
-    ):
-        if value is not None and not 0 < value <= most:
-            raise BadInput(
-                f"sampler.{name} is {value:g}: it must be above 0" + " and at most 1" * (most == 1)
-            )
+    if theta is not None and not 0 < theta <= 1:
+        raise BadInput(f"sampler.theta is {theta:g}: it must be above 0 and at most 1")
+    for name, value in (("gamma", gamma), ("bound", bound)):
+        if value is not None and not value > 0:
+            raise BadInput(f"sampler.{name} is {value:g}: it must be above 0")
     if gamma is not None and bound is not None:
         raise BadInput("sampler.gamma and sampler.bound both set the regulariser: give one of them")
     mixed = usual if theta is None else np.full(len(shares), theta)
@@ -46,17 +46,22 @@ def begin(
 
 
 def learn(state: State, back: Feedback, estimate: Array, budget: float) -> State:
-    """omega grows by the estimates of pi^2, from a round of so many draws. An estimate that overflows is left out."""
+    """Add a round's estimates of pi^2 to omega, and its `budget` to the draws so far.
+
+    An estimate that overflows is left out.
+    """
     omega = state["omega"].copy()
     omega[back.model, back.client] += np.where(np.isfinite(estimate), estimate, 0.0)
     return {**state, "omega": omega, "spent": state["spent"] + budget}
 
 
 def sums(state: State) -> Array:
-    """omega + gamma. A gamma that is not given is sum of omega / draws so far (1, so the same for all, while nothing is known).
+    """omega + gamma, where a learnt gamma is the sum of omega / the draws so far.
 
-    That is Theorem 8's G^2 N / (theta draws) with the mean pi^2, of which omega is an unbiased estimate, for its bound G^2, and without
-    theta: with it the sampler would be slow to leave uniform sampling.
+    A learnt gamma is 1, the same for all, as long as nothing is known. It is Theorem 8's
+    G^2 N / (theta draws) with two changes. The mean pi^2, which omega estimates without bias,
+    replaces the bound G^2. And theta is left out: with it the sampler would be slow to leave
+    uniform sampling.
     """
     learnt = state["omega"].sum(axis=1) / np.maximum(state["spent"], 1)
     gamma = np.where(np.isnan(state["gamma"]), np.where(learnt > 0, learnt, 1.0), state["gamma"])

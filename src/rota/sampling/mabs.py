@@ -16,11 +16,12 @@ from rota.sampling.feedback import feedback, first_scale, times
 
 @dataclass(frozen=True)
 class Mabs:
-    """Mabs: exponential weights learn from the drawn clients' update norms, with replacement (Salehi et al. 2017).
+    """Mabs: exponential weights over norms of drawn clients, with replacement (Salehi et al. 2017).
 
-    q = (1 - eta) softmax(w) + eta / N, `budget` draws a round, and w_i += delta pi_i^2 / q_i^3 for each draw, with
-    delta = sqrt(eta^4 ln N / (N^5 T)) / a. Its scale a, a guess in the sources, is the mean pi^2 of the first cohort that comes
-    back. The weights are kept as logarithms w: they themselves would overflow.
+    q = (1 - eta) softmax(w) + eta / N, with `budget` draws per round, and
+    w_i += delta pi_i^2 / q_i^3 for each draw, with delta = sqrt(eta^4 ln N / (N^5 T)) / a.
+    The sources guess the scale a; here it is the mean pi^2 of the first cohort that succeeds. The
+    state keeps w, the logarithms of the weights, because the weights themselves would overflow.
     """
 
     budget: float = 10
@@ -28,8 +29,8 @@ class Mabs:
 
     procedure: ClassVar[draw.Procedure] = "multinomial"
     unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "norms of the drawn"
-    costs: ClassVar[str] = "a number a client on the server"
+    needs: ClassVar[str] = "norms of the drawn clients"
+    costs: ClassVar[str] = "one number per client on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
@@ -46,9 +47,8 @@ class Mabs:
     def rates(self, state: State, shares: Array) -> Array:
         highest = np.max(state["log"], axis=1, keepdims=True, where=shares > 0, initial=-np.inf)
         weight = np.exp(np.minimum(state["log"] - highest, 0.0))
-        return self.budget * draw.mix(
-            draw.restrict(weight, shares), np.full(len(shares), self.eta), 1.0, shares
-        )
+        eta = np.full(len(shares), self.eta)
+        return self.budget * draw.mix(draw.restrict(weight, shares), eta, 1.0, shares)
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
@@ -57,13 +57,8 @@ class Mabs:
         back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         scale = first_scale(state["scale"], back.model, back.score**2)
         q = rates[back.model, back.client] / self.budget
-        gain = (
-            times(plan, back, rates, shares)
-            * state["delta"][back.model]
-            * back.score**2
-            / q**3
-            / scale[back.model]
-        )
+        drawn, delta = times(plan, back, rates, shares), state["delta"][back.model]
+        gain = drawn * delta * back.score**2 / q**3 / scale[back.model]
         log = state["log"].copy()
         log[back.model, back.client] += np.minimum(np.nan_to_num(gain), 1e100)
         return {**state, "log": log, "scale": scale}

@@ -1,4 +1,4 @@
-"""The clients' last updates, for samplers that compare clients by them: one row a client, and all inner products."""
+"""The clients' last updates, and all their inner products: for samplers that compare clients."""
 
 from __future__ import annotations
 
@@ -11,28 +11,37 @@ from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 
 MOST = 5_000
-BLOCK = (
-    1 << 13
-)  # columns that are multiplied at once on a CPU, where they stay in its cache; on a GPU, eight times as many
+BLOCK = 1 << 13
+"""Columns that a CPU multiplies at once, so that they stay in its cache; a GPU takes eight times as
+many."""
 
 
 def begin(shares: Array) -> State:
-    """Nobody's update is known: for model s, update.s.i of client i [0], gram.s [clients, clients]; known [models, clients]."""
+    """The state in which no update is known.
+
+    For model s it has update.s.i of client i [0] and gram.s [clients, clients]; `known` is
+    [models, clients].
+    """
     models, clients = shares.shape
     if clients > MOST:
         raise BadInput(
-            f"this sampler compares every client with every other: {clients:,} clients are more than the {MOST:,} it can take"
+            f"this sampler compares every client with every other: {clients:,} clients are more "
+            f"than the {MOST:,} it can take"
         )
-    state: State = {"known": np.zeros(shares.shape, bool)} | {
-        f"gram.{s}": np.zeros((clients, clients)) for s in range(models)
-    }
-    return state | {
-        f"update.{s}.{client}": torch.zeros(0) for s in range(models) for client in range(clients)
-    }
+    state: State = {"known": np.zeros(shares.shape, bool)}
+    for s in range(models):
+        state[f"gram.{s}"] = np.zeros((clients, clients))
+    for s in range(models):
+        for client in range(clients):
+            state[f"update.{s}.{client}"] = torch.zeros(0)
+    return state
 
 
 def remember(state: State, plan: Plan, seen: Seen) -> State:
-    """The state with the updates that came back in the place of their clients' older ones. What has not changed is not copied."""
+    """The state in which the successful rows' updates replace their clients' older ones.
+
+    What has not changed is not copied.
+    """
     assert seen.update is not None, "the sampler must say `updates = True`"
     new = {**state, "known": state["known"].copy()}
     back = np.flatnonzero(seen.ok)
@@ -44,13 +53,12 @@ def remember(state: State, plan: Plan, seen: Seen) -> State:
             new[f"update.{s}.{client}"] = update.clone()  # a view would keep all of them
         new["known"][s, clients] = True
         known = np.flatnonzero(new["known"][s])
-        for name in (f"update.{s}.{client}" for client in known.tolist()):
-            new[name] = torch.as_tensor(new[name], device=fresh.device)  # a checkpoint's are arrays
-        products = (
-            _products(fresh, [new[f"update.{s}.{client}"] for client in known.tolist()])
-            .cpu()
-            .numpy()
-        )
+        everybody = []
+        for client in known.tolist():
+            name = f"update.{s}.{client}"
+            new[name] = torch.as_tensor(new[name], device=fresh.device)  # a checkpoint has arrays
+            everybody.append(new[name])
+        products = _products(fresh, everybody).cpu().numpy()
         gram = state[f"gram.{s}"].copy()
         gram[np.ix_(clients, known)] = products
         gram[np.ix_(known, clients)] = products.T
@@ -59,15 +67,17 @@ def remember(state: State, plan: Plan, seen: Seen) -> State:
 
 
 def _products(some: Tensor, everybody: list[Tensor]) -> Tensor:
-    """All inner products, in double precision; a CPU makes those of a block in single precision, which is twice as fast."""
+    """All inner products, in double precision.
+
+    A CPU computes those of one block in single precision, which is twice as fast.
+    """
     out = torch.zeros(len(some), len(everybody), dtype=torch.float64, device=some.device)
     width, kind = (8 * BLOCK, torch.float64) if some.is_cuda else (BLOCK, torch.float32)
     block = some.new_empty(len(everybody), width)
     for start in range(0, some.shape[1], width):
         mine = some[:, start : start + width]
-        theirs = torch.stack(
-            [update[start : start + width] for update in everybody], out=block[:, : mine.shape[1]]
-        )
+        pieces = [update[start : start + width] for update in everybody]
+        theirs = torch.stack(pieces, out=block[:, : mine.shape[1]])
         out += mine.to(kind) @ theirs.to(kind).T
     return out
 
@@ -79,7 +89,7 @@ def distances(gram: Array) -> Array:
 
 
 def angles(gram: Array) -> Array:
-    """arccos of the cosine of u_i and u_j for all pairs; 0 with an update of 0, or one that is not known."""
+    """arccos of the cosine of u_i and u_j for all pairs; 0 where an update is 0 or not known."""
     norms = np.sqrt(np.diag(gram))
     lengths = norms[:, None] * norms
     cosine = np.divide(gram, lengths, out=np.ones_like(gram), where=lengths > 0)

@@ -1,17 +1,20 @@
 """How good a sampler's draw is: S1's measures, for a run that asks for them.
 
-With pi_i = d_i |g_i| the scores of *all* of a model's N clients in this round, p the sampler's rates (for draws with replacement K q),
-and K their sum:
+With pi_i = d_i |g_i| the scores of *all* N clients of a model in this round, p the sampler's rates
+(K q for draws with replacement), and K their sum:
 
-    cost         l(p) = sum pi_i^2 / p_i                                                                   S1 section 2.2
-    regret       l(p) - min l(p'), over 0 < p' <= 1 of the same sum (Lemma 3)                              eq. 6
-    variance     E|estimate - D|^2 of the unbiased estimate by the sampler's own procedure, exactly        eq. 2
-    improvement  the least variance of independent coins / that of coins of K / N                          Definition 12
-    quality      (variance - that least one) / that of coins of K / N; 0 is the optimal sampling           Definition 12
+    cost         l(p) = sum pi_i^2 / p_i (S1 section 2.2)
+    regret       l(p) - min l(p') over 0 < p' <= 1 of the same sum (Lemma 3; eq. 6)
+    variance     E|estimate - D|^2 of the unbiased estimate by the sampler's own procedure,
+                 exactly (eq. 2)
+    improvement  the least variance of independent coins / the variance of coins of K / N
+                 (Definition 12)
+    quality      (variance - the least variance) / the variance of coins of K / N; 0 is optimal
+                 sampling (Definition 12)
 
-With several models each is a sum over them, or a ratio of sums. Where clients cannot be reached, the others are all there is. Every
-client trains to know it, from the round's models and with the randomness that it has if it is drawn: nothing else of the run changes,
-and none of this is charged to it.
+With several models, each measure is a sum over the models, or a ratio of sums. Only clients that
+can be reached count. To measure, every client trains from the round's models, with the randomness
+that it also has if it is drawn. Nothing else of the run changes, and nothing is charged to it.
 """
 
 from __future__ import annotations
@@ -36,15 +39,18 @@ from rota.weights import Weights
 
 METRICS = ("cost", "regret", "variance", "improvement", "quality")
 SUMMED = ("cost", "regret", "variance")
-"""Those that are also written as sums over the rounds so far, as cost_total, regret_total and variance_total."""
+"""Measures that are also summed over the rounds so far: cost_total and so on."""
 SIMPLE = {"cost", "regret"}
-"""Those that need the scores alone, whatever the procedure."""
+"""Measures that need only the scores, whatever the procedure."""
 PAIRS = 200
-"""The most clients for which the variance of sequential draws is computed: it takes O(N^3 K)."""
+"""The largest number of clients for the variance of sequential draws, which takes O(N^3 K)."""
 
 
 class Updates(NamedTuple):
-    """One model's clients in a round: their scores, |D|, and where they are needed all inner products of the d_i g_i."""
+    """One model's clients in a round: their scores, |D|, and all inner products of the d_i g_i.
+
+    The products are None where they are not needed.
+    """
 
     scores: Array
     total: float
@@ -53,31 +59,35 @@ class Updates(NamedTuple):
 
 @dataclass
 class Meter:
-    """Measures the rounds of one run, and counts the seconds that this takes: they are not the run's."""
+    """Measures the rounds of one run, and counts the seconds that measuring takes.
+
+    The run's own time does not include these seconds.
+    """
 
     names: Sequence[str]
     sampler: Any
     engine: Engine
     last: Mapping[str, Any] = field(default_factory=dict)
-    """The round's line before the first that is measured: the sums go on from it."""
+    """The record of the round before the first measured one; the sums continue from it."""
     seconds: float = 0.0
 
     def __call__(
         self, memory: State, shares: Array, models: list[Weights], now: int
     ) -> dict[str, float | None]:
-        """The round's measures; `memory` and `shares` are what the sampler draws by, `models` those that are trained."""
+        """The round's measures.
+
+        The sampler draws from `memory` and `shares`; `models` are the models that are trained.
+        """
         began = time.monotonic()
         rates, procedure = self.sampler.rates(memory, shares), self.sampler.procedure
         exact = procedure == "sequential" and not set(self.names) <= SIMPLE
-        values = measure(
-            procedure, rates, shares, look(self.engine, models, shares, now, products=exact)
-        )
+        updates = look(self.engine, models, shares, now, products=exact)
+        values = measure(procedure, rates, shares, updates)
         out = {name: values[name] for name in METRICS if name in self.names}
-        out |= {
-            f"{name}_total": (self.last.get(f"{name}_total") or 0.0) + (out[name] or 0.0)
-            for name in SUMMED
-            if name in out
-        }
+        for name in SUMMED:
+            if name in out:
+                before = self.last.get(f"{name}_total") or 0.0
+                out[f"{name}_total"] = before + (out[name] or 0.0)
         self.last = out
         self.seconds += time.monotonic() - began
         return out
@@ -86,21 +96,19 @@ class Meter:
 def look(
     engine: Engine, models: list[Weights], shares: Array, now: int, products: bool = False
 ) -> list[Updates]:
-    """Train everybody, each model's clients in order; one that fails, or whose norm cannot be squared, counts 0."""
+    """Train all clients, in the order of their numbers.
+
+    A client that fails, or whose norm cannot be squared, counts 0.
+    """
     plan = draw.everybody(shares)
     scores = np.zeros(shares.shape)
-    sums = [
-        torch.zeros(model.params.shape, dtype=torch.float64, device=model.params.device)
-        for model in models
-    ]
+    sums = [torch.zeros_like(model.params, dtype=torch.float64) for model in models]
     kept: list[dict[int, Tensor]] = [{} for _ in models]
     for chunk in engine.train(models, plan, now):
         with np.errstate(over="ignore"):
             ok = admit(chunk).ok & np.isfinite(chunk.norm**2)
-        client, update = (
-            plan.client[chunk.rows[ok]],
-            chunk.update[torch.from_numpy(ok).to(chunk.update.device)],
-        )
+        client = plan.client[chunk.rows[ok]]
+        update = chunk.update[torch.from_numpy(ok).to(chunk.update.device)]
         weighted = update * torch.from_numpy(shares[chunk.model, client]).to(update)[:, None]
         scores[chunk.model, client] = shares[chunk.model, client] * chunk.norm[ok]
         sums[chunk.model] += weighted.sum(dim=0, dtype=torch.float64)
@@ -108,13 +116,12 @@ def look(
             kept[chunk.model] |= dict(zip(client.tolist(), weighted.double(), strict=True))
     out = []
     for s, owners in enumerate(shares > 0):
-        nothing = torch.zeros_like(sums[s])
-        rows = (
-            [kept[s].get(client, nothing) for client in np.flatnonzero(owners).tolist()]
-            if products
-            else []
-        )
-        gram = (torch.stack(rows) @ torch.stack(rows).T).cpu().numpy() if rows else None
+        gram = None
+        if products and owners.any():
+            nothing = torch.zeros_like(sums[s])
+            rows = [kept[s].get(client, nothing) for client in np.flatnonzero(owners).tolist()]
+            stacked = torch.stack(rows)
+            gram = (stacked @ stacked.T).cpu().numpy()
         out.append(Updates(scores[s, owners], float(torch.linalg.vector_norm(sums[s])), gram))
     return out
 
@@ -122,17 +129,15 @@ def look(
 def measure(
     procedure: draw.Procedure, rates: Array, shares: Array, updates: list[Updates]
 ) -> dict[str, float | None]:
-    """All measures of a round, from the sampler's matrix of rates and what every client would send."""
+    """All measures of a round, from the sampler's rates and the updates of all clients."""
     cost = best = spread = least = uniform = 0.0
     for row, owners, (scores, total, products) in zip(rates, shares > 0, updates, strict=True):
         number = int(np.count_nonzero(owners))
         if not number:
             continue
-        p = (
-            row[owners]
-            if procedure in ("multinomial", "sequential")
-            else np.minimum(row[owners], 1.0)
-        )
+        p = row[owners]
+        if procedure not in ("multinomial", "sequential"):
+            p = np.minimum(p, 1.0)
         budget = min(float(p.sum()), number)
         optimal = waterfill(scores, budget)
         cost, best = cost + _cost(p, scores), best + _cost(optimal, scores)
@@ -156,28 +161,28 @@ def _cost(p: Array, scores: Array) -> float:
 
 
 def check(names: Sequence[str], sampler: Sampler, shares: Array, rounds: int) -> None:
-    """Refuse what is not a measure, and samplers that have none: those that do not draw everybody by rates of their own."""
+    """Refuse unknown measures, and samplers that cannot be measured.
+
+    A sampler can be measured if it draws all clients by rates of its own.
+    """
     for name in names:
         if name not in METRICS:
-            raise BadInput(f"metrics names '{name}', which is none: {did_you_mean(name, METRICS)}")
+            raise BadInput(f"metrics names an unknown '{name}': {did_you_mean(name, METRICS)}")
     if not names:
         return
     able = hasattr(sampler, "rates") and hasattr(sampler, "procedure")
-    if able and isinstance(
-        sampler, Asking
-    ):  # one that draws from a cohort has rates inside it alone
+    if able and isinstance(sampler, Asking):
+        # a sampler that first draws a cohort has rates only inside the cohort
         able = asks(sampler, shares, rounds) is not None
     if not able:
-        why = "does not draw all clients by probabilities of its own (rates and a procedure)"
-        name = called(sampler, SAMPLERS)
         raise BadInput(
-            f"metrics are asked for, but the sampler '{name}' {why}: leave them out, or take kvib, uniform ..."
+            f"metrics cannot measure the sampler '{called(sampler, SAMPLERS)}', because it does "
+            "not draw all clients by probabilities of its own (rates and a procedure): leave "
+            "metrics out, or take kvib, uniform ..."
         )
-    if (
-        getattr(sampler, "procedure", "") == "sequential"
-        and not set(names) <= SIMPLE
-        and shares.shape[1] > PAIRS
-    ):
+    sequential = getattr(sampler, "procedure", "") == "sequential"
+    if sequential and not set(names) <= SIMPLE and shares.shape[1] > PAIRS:
         raise BadInput(
-            f"metrics: the variance of sequential draws is for up to {PAIRS} clients: ask for cost and regret alone"
+            f"metrics can compute the variance of sequential draws for up to {PAIRS} clients, and "
+            f"there are {shares.shape[1]}: ask for cost and regret only"
         )

@@ -1,4 +1,7 @@
-"""Which model: samplers that spend one budget over all pairs (model, client), within what each client can do (S0, multi-model FL)."""
+"""Which model: samplers that spend one budget over all pairs (model, client).
+
+They respect how many models each client can train in a round (S0, multi-model FL).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ from rota.sampling.feedback import HUGE, feedback, matrix
 
 @dataclass(frozen=True)
 class Assigning:
-    """What the samplers over pairs share. `budget` (S0's m) is the expected number of draws in a round, over all models and clients.
+    """What the samplers over pairs share.
 
-    `processors` is how many models a client can train in a round: one number, one for each client, or "mixed" (S0's quarter of 1, half of
-    half its models, quarter of all). By default each processor draws by itself, and two of a client's may draw one model; with
-    `distinct` they draw different ones. `uploads` bounds the updates that a client sends in a round, on average: one number, or one
-    for each client.
+    `budget` (S0's m) is the expected number of draws per round, over all models and clients.
+    `processors` is the number of models that a client can train in a round: one number, one per
+    client, or "mixed" (in S0 a quarter of the clients can train 1 model, half of them half of their
+    models, and a quarter all). By default each processor draws a model by itself, so two processors
+    of a client may draw the same model; with `distinct` they draw different models. `uploads`
+    bounds the mean number of updates that a client sends per round: one number, or one per client.
     """
 
     budget: float = 12
@@ -37,85 +42,77 @@ class Assigning:
         most = processors.astype(np.float64)
         if self.uploads is not None:
             caps = np.asarray(self.uploads)
-            if (
-                caps.dtype.kind not in "iuf"
-                or caps.shape not in ((), owned.shape)
-                or not (caps > 0).all()
-            ):
+            shaped = caps.dtype.kind in "iuf" and caps.shape in ((), owned.shape)
+            if not shaped or not (caps > 0).all():
                 raise BadInput(
-                    f"sampler.uploads must be above 0, one number or one for each of the {len(owned)} clients"
+                    "sampler.uploads must be above 0: give one number, or one for each of the "
+                    f"{len(owned)} clients"
                 )
             most = np.minimum(most, caps)
         able = float((np.minimum(most, owned) if self.distinct else most * (owned > 0)).sum())
         if not 0 < self.budget <= able * (1 + 1e-9):
-            help = f"give above 0, up to {able:g}" + (
-                "" if self.uploads is None else ", or set sampler.uploads higher"
-            )
             raise BadInput(
-                f"sampler.budget is {self.budget:g} draws a round, but clients can do {able:g}: {help}"
+                f"sampler.budget is {self.budget:g} draws per round, but clients can do {able:g}: "
+                f"give a number above 0, up to {able:g}"
+                + ("" if self.uploads is None else ", or set sampler.uploads higher")
             )
         return {"processors": processors, "most": most}
 
     def best(self, scores: Array, state: State, shares: Array, mix: float = 0.0) -> Array:
-        """The rates of least variance for these scores (S0 eq. 5), with a part `mix` of even ones, which keeps all pairs' above 0."""
-        rates = self._best(scores, state, shares)
+        """The rates of least variance for these scores (S0 eq. 5).
+
+        A part `mix` of the budget is spread evenly, which keeps the rates of all pairs above 0.
+        """
+        processors, most = state["processors"], state["most"]
+        best = assign.distinct if self.distinct else assign.by_processor
+        rates = best(scores, most, self.budget, shares)
         if mix == 0:
             return rates
-        processors, most = state["processors"], state["most"]
         even = assign.even(processors, self.budget, shares)
-        if (
-            self.distinct or self.uploads is not None
-        ):  # even as far as the bounds allow: a client's own models are alike
-            even = assign.by_processor(
-                even,
-                np.minimum(most, (shares > 0).sum(axis=0)) if self.distinct else most,
-                self.budget,
-                shares,
-            )
+        if self.distinct or self.uploads is not None:
+            # as even as the bounds allow: a client's models still have equal rates
+            if self.distinct:
+                most = np.minimum(most, (shares > 0).sum(axis=0))
+            even = assign.by_processor(even, most, self.budget, shares)
         return np.asarray((1 - mix) * rates + mix * even)
 
-    def _best(self, scores: Array, state: State, shares: Array) -> Array:
-        return (assign.distinct if self.distinct else assign.by_processor)(
-            scores, state["most"], self.budget, shares
-        )
-
     def rates(self, state: State, shares: Array) -> Array:
-        """How often each pair is drawn, on average; the sum is the budget."""
+        """The expected number of draws of each pair; the sum is the budget."""
         raise NotImplementedError
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         rates = self.rates(state, shares)
-        return (assign.draw_distinct if self.distinct else assign.draw_processors)(
-            rates, state["processors"], shares, generator
-        )
+        drawn = assign.draw_distinct if self.distinct else assign.draw_processors
+        return drawn(rates, state["processors"], shares, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
 
 def check_mix(mix: float) -> None:
-    """The part of a budget that is spread evenly."""
+    """Refuse a part of the budget, to be spread evenly, that is not above 0 and at most 1."""
     if not 0 < mix <= 1:
         raise BadInput(f"sampler.mix is {mix:g}: it must be above 0 and at most 1")
 
 
 def norms(seen: Seen, per_rate: bool = True) -> Array:
-    """The norms |update| / learning rate, in parts of the largest rate; NaN for rows that failed."""
+    """|update| / learning rate, in units of the largest rate; NaN for rows that failed."""
     return np.asarray(np.minimum(seen.norm, HUGE) / (seen.pace if per_rate else 1.0))
 
 
 @dataclass(frozen=True)
 class Gvr(Assigning):
-    """MMFL-GVR: the probabilities of least variance, from the norms of this round's updates of all clients on all models (S0 eq. 5).
+    """MMFL-GVR: the rates of least variance, from this round's norms of all pairs (S0 eq. 5).
 
-    scores = share * |update| / learning rate: without the division (`per_rate` = false) models with a high learning rate would take
-    the budget. With the estimator fedvarp it is MMFL-GVR*, with stale-vr StaleVR: the norms are then those of the differences. With one
-    model it is `optimal`, number for number.
+    scores = share * |update| / learning rate. Without the division (`per_rate` = false), models
+    with a high learning rate would take the budget. With the estimator fedvarp this is MMFL-GVR*,
+    and with stale-vr it is StaleVR; the norms are then those of the differences. With one model it
+    equals `optimal`, number for number.
     """
 
     per_rate: bool = True
 
-    needs: ClassVar[str] = "norms of all"
+    needs: ClassVar[str] = "norms of all clients"
     costs: ClassVar[str] = "every client trains every model"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -133,16 +130,17 @@ class Gvr(Assigning):
 
 @dataclass(frozen=True)
 class Lvr(Assigning):
-    """MMFL-LVR: MMFL-GVR with the loss of the current model on the client's data in the place of the norm, so that only the drawn train.
+    """MMFL-LVR: MMFL-GVR with losses instead of norms, so that only drawn clients train.
 
-    scores = share * loss, or the loss alone (`by_share` = false, as S0's published code has it). `mix` of the budget is spread evenly: a
-    client whose loss is 0 may still have an update.
+    scores = share * loss of the current model on the client's data, or the loss alone (`by_share` =
+    false, as in S0's published code). A part `mix` of the budget is spread evenly, because a client
+    whose loss is 0 may still have an update.
     """
 
     by_share: bool = True
     mix: float = 0.01
 
-    needs: ClassVar[str] = "losses of all"
+    needs: ClassVar[str] = "losses of all clients"
     costs: ClassVar[str] = "every client evaluates every model"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -156,25 +154,22 @@ class Lvr(Assigning):
         return {**state, "loss": matrix(state["loss"].shape, plan, np.clip(seen.loss, 0.0, HUGE))}
 
     def rates(self, state: State, shares: Array) -> Array:
-        return self.best(
-            np.nan_to_num(state["loss"]) * (shares if self.by_share else shares > 0),
-            state,
-            shares,
-            self.mix,
-        )
+        weight = shares if self.by_share else shares > 0
+        return self.best(np.nan_to_num(state["loss"]) * weight, state, shares, self.mix)
 
 
 @dataclass(frozen=True)
 class Vre(Assigning):
-    """StaleVRE's sampler: MMFL-GVR with the norms that the estimator stale-vre expects, so that only the drawn train.
+    """StaleVRE's sampler: MMFL-GVR with the norms that the estimator stale-vre expects.
 
-    A pair that nothing is known of counts as the mean of those that are known. `mix` of the budget is spread evenly: what is expected to be
-    0 may not be.
+    So only drawn clients train. A pair of which nothing is known counts as the mean of the known
+    pairs. A part `mix` of the budget is spread evenly, because a norm that is expected to be 0 may
+    be larger.
     """
 
     mix: float = 0.1
 
-    needs: ClassVar[str] = "what the estimator expects"
+    needs: ClassVar[str] = "norms that the estimator expects"
     costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -190,38 +185,39 @@ class Vre(Assigning):
     def rates(self, state: State, shares: Array) -> Array:
         norm = state["norm"]
         known = norm[~np.isnan(norm)]
-        scores = shares * np.where(np.isnan(norm), known.mean() if known.any() else 1.0, norm)
+        guess = known.mean() if known.any() else 1.0
+        scores = shares * np.where(np.isnan(norm), guess, norm)
         return self.best(scores, state, shares, self.mix)
 
 
 @dataclass(frozen=True)
 class KVibPairs(Assigning):
-    """MMFL-KVib: K-Vib (S1) over pairs (model, client). It learns from the drawn alone, so that no client does anything for it.
+    """MMFL-KVib: K-Vib (S1) over pairs (model, client), which learns from drawn clients alone.
 
-    K-Vib follows the regularised leader of sum_t sum pi_t^2 / p, whose terms are now pairs, pi_t(s, i) = share |update| / learning rate,
-    and whose p lie in S0's polytope (a processor draws at most one model) in place of S1's (a client is drawn at most once). The
-    leader's problem, min over p of sum (omega + gamma) / p, is the one that eq. 5 solves, with scores sqrt(omega + gamma). omega
-    estimates the sum of pi^2 without bias: for the drawn omega += pi^2 / the chance that any of the client's processors draws the model.
-    Eq. 9's mixture with even draws stays in the polytope, which is convex, and bounds that. theta is (pairs / (T budget))^(1/3) unless
-    given, gamma sum of omega / (t budget) after t rounds, as in KVib, which this is number for number where there is one model.
+    K-Vib follows the regularised leader of sum_t sum pi_t^2 / p. Here the terms are pairs, with
+    pi_t(s, i) = share |update| / learning rate, and the p lie in S0's polytope (a processor draws
+    at most one model) instead of S1's (a client is drawn at most once). The leader's problem, the
+    minimum over p of sum (omega + gamma) / p, is the one that eq. 5 solves, with the scores
+    sqrt(omega + gamma). omega estimates the sum of pi^2 without bias: each drawn pair adds
+    pi^2 / the chance that any of the client's processors draws the model. Eq. 9's mixture with even
+    draws stays in the polytope, which is convex, and keeps that chance away from 0. theta defaults
+    to (pairs / (T budget))^(1/3), and gamma to the sum of omega / (t budget) after t rounds, as in
+    KVib. With one model this equals KVib, number for number.
     """
 
     theta: float | None = None
     gamma: float | None = None
     per_rate: bool = True
 
-    needs: ClassVar[str] = "norms of the drawn"
-    costs: ClassVar[str] = "a number a pair on the server"
+    needs: ClassVar[str] = "norms of the drawn clients"
+    costs: ClassVar[str] = "one number per pair on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
         clients = super().init(shares, rounds)
-        usual = np.minimum(
-            1.0, np.cbrt(np.array([np.count_nonzero(shares)]) / (rounds * self.budget))
-        )
-        return {
-            **clients,
-            **leader.begin(shares.reshape(1, -1), self.budget, usual, self.theta, self.gamma, None),
-        }
+        pairs = np.array([np.count_nonzero(shares)])
+        usual = np.minimum(1.0, np.cbrt(pairs / (rounds * self.budget)))
+        row = shares.reshape(1, -1)
+        return clients | leader.begin(row, self.budget, usual, self.theta, self.gamma, None)
 
     def rates(self, state: State, shares: Array) -> Array:
         scores = np.sqrt(leader.sums(state)).reshape(shares.shape) * (shares > 0)
@@ -229,7 +225,6 @@ class KVibPairs(Assigning):
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, norms(seen, self.per_rate))
-        pairs = back._replace(
-            model=np.zeros_like(back.model), client=back.model * shares.shape[1] + back.client
-        )
+        pair = back.model * shares.shape[1] + back.client
+        pairs = back._replace(model=np.zeros_like(back.model), client=pair)
         return leader.learn(state, pairs, back.score**2 / plan.probability[back.row], self.budget)

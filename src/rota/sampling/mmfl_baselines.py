@@ -1,4 +1,7 @@
-"""What S0 compares its samplers over pairs (model, client) with: at random, in turn, or by how the models do."""
+"""What S0 compares its samplers over pairs (model, client) with.
+
+They draw at random, in turn, or by how well the models do.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class Random:
-    """S0's Random: `budget` of all clients' processors uniformly without replacement, each with one of its client's models uniformly.
+    """S0's Random: `budget` processors at random, each with a random model of its client.
 
-    weight = times drawn * share / (B_i p), p = budget / processors / the client's models. (S0's code leaves B_i and the missing models
-    out, and is biased where there are any.) A budget that is not whole is rounded, as in the others of this file.
+    The processors of all clients are drawn uniformly, without replacement.
+    weight = times drawn * share / (B_i p), with p = budget / processors / the client's models.
+    (S0's code leaves out B_i and the missing models, and is biased where there are any.) A budget
+    that is not whole is rounded, as in the other samplers of this file.
     """
 
     budget: float = 12
@@ -36,7 +41,8 @@ class Random:
         if not 1 <= self.budget <= processors.sum():
             most = processors.sum()
             raise BadInput(
-                f"sampler.budget is {self.budget:g} processors a round, but there are {most}: give a number from 1 to {most}"
+                f"sampler.budget is {self.budget:g} processors per round, but there are {most}: "
+                f"give a number from 1 to {most}"
             )
         return {"processors": processors}
 
@@ -46,17 +52,12 @@ class Random:
         size = min(round(self.budget), len(owner))
         client = np.sort(generator.choice(owner, size, replace=False))
         place = (generator.random(size) * owned[client]).astype(np.int64)
-        first = np.argsort(
-            shares[:, client] <= 0, axis=0, kind="stable"
-        )  # each client's models before the others
+        # for each client, the models that it has data for come first
+        first = np.argsort(shares[:, client] <= 0, axis=0, kind="stable")
         model, client, times = assign.tally(first[place, np.arange(size)], client, len(owned))
         rate = assign.even(processors, size, shares)[model, client]
-        return Plan(
-            client,
-            model,
-            np.where(processors[client] == 1, rate, np.nan),
-            times * shares[model, client] / rate,
-        )
+        probability = np.where(processors[client] == 1, rate, np.nan)
+        return Plan(client, model, probability, times * shares[model, client] / rate)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
@@ -64,10 +65,12 @@ class Random:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Round robin by clients: each of them turns from model to model, one a round; `budget` clients are drawn uniformly (S0).
+    """Round robin by clients: each client turns from model to model, one per round (S0).
 
-    The clients are S blocks; those of block j begin with model j. The drawn train the model of their turn, if they have data for it, and
-    each model takes their mean, which is biased: in a round a model hears some blocks alone, and unequal data count the same.
+    `budget` clients are drawn uniformly. The clients form S blocks, and those of block j begin with
+    model j. A drawn client trains the model of its turn, if it has data for it, and each model
+    takes the plain mean. That is biased: in a round a model hears only some blocks, and clients
+    with unequal data count the same.
     """
 
     budget: float = 12
@@ -85,16 +88,15 @@ class RoundRobin:
         client, chance = cohort(self.budget, shares, generator)
         model = (client * models // clients + state["turn"][0]) % models
         able = np.flatnonzero(shares[model, client])
-        return draw.mean(
-            Plan(client, model, np.full(len(client), chance), np.ones(len(client))).of(able)
-        )
+        plan = Plan(client, model, np.full(len(client), chance), np.ones(len(client)))
+        return draw.mean(plan.of(able))
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return {"turn": state["turn"] + 1}
 
 
 def cohort(budget: float, shares: Array, generator: np.random.Generator) -> tuple[Array, float]:
-    """`budget` of the clients that have any data, uniformly, and the chance to be one of them."""
+    """`budget` clients that have any data, drawn uniformly, and the chance to be one of them."""
     able = np.flatnonzero((shares > 0).any(axis=0))
     size = min(round(budget), len(able))
     return np.sort(generator.choice(able, size, replace=False)), size / max(len(able), 1)
@@ -102,16 +104,16 @@ def cohort(budget: float, shares: Array, generator: np.random.Generator) -> tupl
 
 @dataclass(frozen=True)
 class RoundRobinServer:
-    """Round robin by the server: each round spends the whole budget on one model in turn, with that model's best probabilities (S0).
+    """Round robin by the server: each round spends the whole budget on one model in turn (S0).
 
-    p = waterfill(share * norm, budget) among the model's clients, who all train it to say their norms. For the model of the turn
-    the estimate is unbiased; the others wait.
+    p = waterfill(share * norm, budget) among the model's clients, which all train it to report
+    their norms. The estimate is unbiased for the model of the turn; the other models wait.
     """
 
     budget: float = 12
 
     unbiased: ClassVar[bool] = False
-    needs: ClassVar[str] = "norms of all"
+    needs: ClassVar[str] = "norms of all clients"
     costs: ClassVar[str] = "every client trains the model of the turn"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -120,9 +122,8 @@ class RoundRobinServer:
 
     def _turn(self, state: State, shares: Array) -> Array:
         """The shares of the model of the turn; 0 for the others."""
-        return np.asarray(
-            shares * (np.arange(len(shares)) == state["turn"][0] % len(shares))[:, None]
-        )
+        mine = np.arange(len(shares)) == state["turn"][0] % len(shares)
+        return np.asarray(shares * mine[:, None])
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(self._turn(state, shares)), "norm")
@@ -132,9 +133,8 @@ class RoundRobinServer:
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         mine = self._turn(state, shares)
-        return draw.independent(
-            fill(np.nan_to_num(mine * state["norm"]), self.budget, mine), mine, generator
-        )
+        p = fill(np.nan_to_num(mine * state["norm"]), self.budget, mine)
+        return draw.independent(p, mine, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return {**state, "turn": state["turn"] + 1}
@@ -142,38 +142,39 @@ class RoundRobinServer:
 
 @dataclass(frozen=True)
 class FedFair:
-    """FedFairMMFL: `budget` clients drawn uniformly, each with a model drawn in proportion to loss^(alpha - 1) (Siew et al. 2024).
+    """FedFairMMFL: uniform clients, which draw models by loss^(alpha - 1) (Siew et al. 2024).
 
-    The loss is the training loss that the model's clients reported when it was last trained; before that it counts as the highest of
-    the others. With alpha = 1 all models are alike, and the higher it is, the more the worst gets. A client draws among the models it
-    has data for. Each model takes the mean of its clients by their shares, as FedAvg does, which is biased.
+    `budget` clients are drawn, and each draws one of the models that it has data for. A model's
+    loss is the training loss that its clients reported when it was last trained; before that, it
+    counts as the highest loss of the other models. With alpha = 1 all models are alike; a higher
+    alpha favours the worst model. Each model takes the mean of its clients by their shares, as
+    FedAvg does, which is biased.
     """
 
     budget: float = 12
     alpha: float = 3.0
 
     unbiased: ClassVar[bool] = False
-    needs: ClassVar[str] = "losses of the drawn"
-    costs: ClassVar[str] = "a number a model on the server"
+    needs: ClassVar[str] = "losses of the drawn clients"
+    costs: ClassVar[str] = "one number per model on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         if not 1 <= self.alpha < np.inf:
             raise BadInput(
-                f"sampler.alpha is {self.alpha:g}: it must be at least 1, which treats all models alike"
+                f"sampler.alpha is {self.alpha:g}: it must be at least 1, which treats all "
+                "models alike"
             )
         return {"loss": np.full(len(shares), np.nan)}
 
     def chances(self, state: State, shares: Array) -> Array:
         """P[s, i], the chance of model s if client i is drawn."""
-        loss = np.where(
-            np.isnan(state["loss"]), np.fmax.reduce(state["loss"], initial=0.0), state["loss"]
-        )
+        highest = np.fmax.reduce(state["loss"], initial=0.0)
+        loss = np.where(np.isnan(state["loss"]), highest, state["loss"])
         power = (self.alpha - 1) * np.log(np.maximum(loss, np.finfo(float).tiny))
         own = np.where(shares > 0, power[:, None], -np.inf)
-        chance = np.exp(
-            own - np.maximum(own.max(axis=0), np.finfo(float).min)
-        )  # by the client's likeliest: a power may underflow
+        # relative to the client's likeliest model: the powers themselves may underflow
+        chance = np.exp(own - np.maximum(own.max(axis=0), np.finfo(float).min))
         return np.asarray(chance / np.maximum(chance.sum(axis=0), 1.0))
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:

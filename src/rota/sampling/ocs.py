@@ -1,4 +1,4 @@
-"""Optimal client sampling (Chen, Horváth, Richtárik 2020): a cohort trains, and the part of it that matters most uploads."""
+"""Optimal client sampling (Chen, Horváth, Richtárik 2020): a part of a trained cohort uploads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class Ocs:
-    """OCS: a uniform cohort trains and says its norms; independent coins with the optimal probabilities say who uploads (Chen et al. 2020).
+    """OCS: a uniform cohort trains, and its norms decide who uploads (Chen et al. 2020).
 
-    p = waterfill(share * norm, budget) inside the cohort. The weights are share / p, times N over the cohort's size, so that the
-    estimate is unbiased for full participation. (The paper weighs by examples within the cohort: the estimator `fedavg`.)
+    Each client of the cohort reports its norm and uploads by an independent coin, with
+    p = waterfill(share * norm, budget) inside the cohort. The weights are share / p, times N over
+    the size of the cohort, so that the estimate is unbiased for full participation. (The paper
+    weighs by examples within the cohort, as the estimator `fedavg` does.)
     """
 
     budget: float = 3
@@ -28,14 +30,15 @@ class Ocs:
 
     procedure: ClassVar[draw.Procedure] = "independent"
     unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "norms of some"
-    costs: ClassVar[str] = "a cohort trains, a part of it uploads"
+    needs: ClassVar[str] = "norms of some clients"
+    costs: ClassVar[str] = "a cohort trains, and a part of it uploads"
 
     def init(self, shares: Array, rounds: int) -> State:
         draw.check_budget(self.budget, shares.shape[1])
         if self.cohort < self.budget:
             raise BadInput(
-                f"sampler.cohort is {self.cohort}: it must be at least sampler.budget, {self.budget:g}, which is drawn from it"
+                f"sampler.cohort is {self.cohort}: it must be at least sampler.budget, "
+                f"{self.budget:g}, because the budget is drawn from the cohort"
             )
         return {"norm": np.full(shares.shape, np.nan)}
 
@@ -65,15 +68,16 @@ class Ocs:
 
 @dataclass(frozen=True)
 class Aocs(Ocs):
-    """AOCS: OCS whose probabilities need sums over the cohort alone, so that no client's norm is shown to the server.
+    """AOCS: approximate OCS, which needs only sums over the cohort and no client's own norm.
 
-    p = min(1, budget u / sum u) with u = share * norm; then up to `steps` times p <- min(1, C p) with
-    C = (budget - n + I) / P, where I and P are the number and the sum of the p below 1, until C <= 1. A few steps reach OCS.
+    p = min(1, budget u / sum u) with u = share * norm; then up to `steps` times p <- min(1, C p)
+    with C = (budget - n + I) / P, where I and P are the number and the sum of the p below 1, until
+    C <= 1. A few steps reach OCS.
     """
 
     steps: int = 4
 
-    needs: ClassVar[str] = "norms of some, as sums"
+    needs: ClassVar[str] = "norms of some clients, as sums"
 
     def _probabilities(self, scores: Array, shares: Array) -> Array:
         out = np.zeros(shares.shape)
@@ -83,7 +87,10 @@ class Aocs(Ocs):
 
 
 def approximate(scores: Array, budget: float, steps: int) -> Array:
-    """AOCS's probabilities (Chen et al. 2020, Algorithm 2). Scores that are all 0 share the budget equally."""
+    """AOCS's probabilities (Chen et al. 2020, Algorithm 2).
+
+    If all scores are 0, the clients share the budget equally.
+    """
     if len(scores) <= budget or not scores.any():
         return np.full(len(scores), min(1.0, budget / max(len(scores), 1)))
     parts = scores / scores.max()

@@ -1,4 +1,4 @@
-"""The oracle: optimal probabilities from this round's own update norms."""
+"""The oracle: the optimal probabilities, from this round's own update norms."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class Optimal:
-    """The least variance that independent coins can have: p = waterfill(share * norm, budget) of this round's updates (S1 Lemma 3).
+    """Optimal: the smallest variance that independent coins can have (S1 Lemma 3).
 
-    An oracle to measure others by: every client trains before anybody is drawn.
+    p = waterfill(share * norm, budget) of this round's updates. It is an oracle to compare others
+    with: every client trains before the draw.
     """
 
     budget: float = 10
 
     procedure: ClassVar[draw.Procedure] = "independent"
     unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "norms of all"
+    needs: ClassVar[str] = "norms of all clients"
     costs: ClassVar[str] = "every client trains"
 
     def init(self, shares: Array, rounds: int) -> State:

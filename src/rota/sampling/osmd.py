@@ -18,13 +18,18 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class Osmd:
-    """OSMD: mirror descent on the drawn clients' update norms, with replacement (Zhao et al. 2022, eq. 6 and 7).
+    """OSMD: mirror descent on norms of drawn clients, with replacement (Zhao et al. 2022).
 
-    With a_i = pi_i^2, K = budget and each draw of client i
+    With a_i = pi_i^2 and K = budget, each draw of client i makes the step
 
-        q_i <- q_i exp(eta a_i / (K^2 q_i^3)),    then the Bregman projection onto sum q = 1, q >= alpha / N:  max(alpha / N, c q_i)
+        q_i <- q_i exp(eta a_i / (K^2 q_i^3))            eq. 6
 
-    eta = rate * K^2 alpha^3 / (N^3 a) * sqrt(ln N / (2 T)), T the run's rounds, a the largest a_i of the first cohort that comes back.
+    and then the Bregman projection onto sum q = 1, q >= alpha / N,
+
+        q_i <- max(alpha / N, c q_i)                     eq. 7
+
+    eta = rate * K^2 alpha^3 / (N^3 a) * sqrt(ln N / (2 T)), where T is the run's number of rounds
+    and a is the largest a_i of the first cohort that succeeds.
     """
 
     budget: float = 10
@@ -33,11 +38,14 @@ class Osmd:
 
     procedure: ClassVar[draw.Procedure] = "multinomial"
     unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "norms of the drawn"
-    costs: ClassVar[str] = "a number a client on the server"
+    needs: ClassVar[str] = "norms of the drawn clients"
+    costs: ClassVar[str] = "one number per client on the server"
 
     def experts(self, clients: int, rounds: int) -> int:
-        """How many distributions, each with twice the learning rate of the one before, are followed at once."""
+        """The number of distributions that are followed at once.
+
+        Each has twice the learning rate of the one before.
+        """
         return 1
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -48,28 +56,22 @@ class Osmd:
             raise BadInput(f"sampler.rate is {self.rate:g}: it must be above 0")
         clients = np.maximum((shares > 0).sum(axis=1), 1.0)
         number = np.arange(1.0, self.experts(shares.shape[1], rounds) + 1)[:, None]
-        slowest = (
-            self.rate
-            * self.budget**2
-            * (self.alpha / clients) ** 3
-            * np.sqrt(np.log(clients) / (2 * rounds))
-        )
+        slowest = self.rate * self.budget**2 * (self.alpha / clients) ** 3
+        slowest = slowest * np.sqrt(np.log(clients) / (2 * rounds))
+        trust = np.log((1 + 1 / len(number)) / (number * (number + 1))) + np.zeros(len(shares))
         return {
             "q": np.repeat(draw.uniform(shares)[None], len(number), axis=0),
-            "eta": 2 ** (number - 1) * slowest,  # times 1 / scale
-            "trust": np.log((1 + 1 / len(number)) / (number * (number + 1)))
-            + np.zeros(len(shares)),
-            "gamma": self.alpha
-            / clients
-            * math.sqrt(8 * self.budget / rounds),  # times 1 / sqrt(scale)
+            "eta": 2 ** (number - 1) * slowest,  # in units of 1 / scale
+            "trust": trust,
+            # in units of 1 / sqrt(scale)
+            "gamma": self.alpha / clients * math.sqrt(8 * self.budget / rounds),
             "scale": np.full(len(shares), np.nan),
         }
 
     def rates(self, state: State, shares: Array) -> Array:
         trust = np.exp(state["trust"] - state["trust"].max(axis=0))
-        q = ((trust / trust.sum(axis=0)).T[:, None] @ state["q"].swapaxes(0, 1))[
-            :, 0
-        ]  # the experts' mean
+        part = (trust / trust.sum(axis=0)).T[:, None]
+        q = (part @ state["q"].swapaxes(0, 1))[:, 0]  # the experts' mean
         if self.procedure == "independent":
             return fill(q, self.budget, shares)
         return self.budget * draw.restrict(q, shares)
@@ -81,31 +83,26 @@ class Osmd:
         back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         scale = first_scale(state["scale"], back.model, back.score**2, np.max)
         at = (back.model, back.client)
-        # a_i / (K^2 q_i), the draw's estimate of a_i / K, in units of the scale; where all are 0 there is no scale yet
-        estimate = np.nan_to_num(
-            times(plan, back, rates, shares)
-            * back.score**2
-            / (self.budget * rates[at])
-            / scale[back.model]
-        )
+        # a_i / (K^2 q_i), the draw's estimate of a_i / K, in units of the scale; as long as all
+        # a_i are 0 there is no scale, and the estimate is 0
+        drawn = times(plan, back, rates, shares)
+        estimate = drawn * back.score**2 / (self.budget * rates[at]) / scale[back.model]
+        estimate = np.nan_to_num(estimate)
+        fall = state["gamma"] * np.nan_to_num(np.sqrt(scale))
         q, trust = np.empty_like(state["q"]), state["trust"].copy()
         for new, old, eta, faith in zip(q, state["q"], state["eta"], trust, strict=True):
             step, largest = eta[back.model] * estimate / old[at] ** 2, np.zeros(len(scale))
             np.maximum.at(largest, back.model, step)
-            np.multiply(
-                old, np.exp(-largest)[:, None], out=new
-            )  # the projection is of the ratios alone, and nothing can overflow
+            # the projection depends on ratios alone, so dividing by the largest step is free, and
+            # nothing overflows
+            np.multiply(old, np.exp(-largest)[:, None], out=new)
             new[at] = old[at] * np.exp(step - largest[back.model])
             self.project(new, old)
-            faith -= (
-                state["gamma"]
-                * np.nan_to_num(np.sqrt(scale))
-                * np.bincount(back.model, estimate / old[at], minlength=len(scale))
-            )
+            faith -= fall * np.bincount(back.model, estimate / old[at], minlength=len(scale))
         return {**state, "q": q, "trust": trust, "scale": scale}
 
     def project(self, q: Array, old: Array) -> None:
-        """The Bregman projection, in place, for each model's clients: those that `old` has."""
+        """The Bregman projection, in place, over each model's clients (those above 0 in `old`)."""
         for row, owners in zip(q, old > 0, strict=True):
             if owners.all():
                 lift(row, self.alpha / len(row))
@@ -116,7 +113,10 @@ class Osmd:
 
 
 def lift(q: Array, least: float) -> None:
-    """q <- max(least, c q) with the c for which it sums to 1. The more are lifted, the smaller is c, so that a few passes find it."""
+    """q <- max(least, c q), in place, with the c for which it sums to 1.
+
+    c falls as more entries are lifted to `least`, so a few passes find it.
+    """
     total, lifted = q.sum(), -1
     c = 1 / total
     while lifted < (lifted := int(np.count_nonzero(low := q < least / c))) < len(q):
@@ -127,16 +127,17 @@ def lift(q: Array, least: float) -> None:
 
 @dataclass(frozen=True)
 class OsmdAdaptive(Osmd):
-    """Adaptive OSMD: several learning rates at once, trusted by what they would have cost (Zhao et al. 2022).
+    """Adaptive OSMD: several learning rates at once, trusted by their costs (Zhao et al. 2022).
 
-    ceil(log2((ln N + 4 (T - 1) ln(N / alpha)) / ln N) / 2) + 1 experts, expert e with 2^(e-1) eta of rate 1; q is their mean, weighted by
-    trust, which starts as (1 + 1/E) / (e (e + 1)) and falls by exp(-gamma loss_e): loss_e sums a_i / (K^2 q_e q) over the draws, and
-    gamma = alpha / N sqrt(8 K / (T a)).
+    There are E = ceil(log2((ln N + 4 (T - 1) ln(N / alpha)) / ln N) / 2) + 1 experts. Expert e
+    steps with 2^(e-1) times the eta of rate 1. q is the experts' mean, weighted by trust, which
+    starts as (1 + 1/E) / (e (e + 1)) and falls by exp(-gamma loss_e). loss_e sums a_i / (K^2 q_e q)
+    over the draws, and gamma = alpha / N sqrt(8 K / (T a)).
     """
 
     rate: float = 1.0
 
-    costs: ClassVar[str] = "some numbers a client on the server"
+    costs: ClassVar[str] = "a few numbers per client on the server"
 
     def experts(self, clients: int, rounds: int) -> int:
         if clients == 1:
@@ -147,9 +148,9 @@ class OsmdAdaptive(Osmd):
 
 @dataclass(frozen=True)
 class OsmdIndependent(Osmd):
-    """OSMD on independent coins, with K-Vib's procedure in the place of draws with replacement (S1 App. E.3).
+    """OSMD with K-Vib's independent coins instead of draws with replacement (S1 App. E.3).
 
-    The same step for p = K q, and the projection onto sum p = K, alpha K / N <= p <= 1.
+    It makes the same step for p = K q, and projects onto sum p = K, alpha K / N <= p <= 1.
     """
 
     procedure: ClassVar[draw.Procedure] = "independent"

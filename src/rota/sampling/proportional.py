@@ -1,4 +1,7 @@
-"""Sampling in proportion to the clients' data. S1 calls it biased: that is true of the plain mean below alone."""
+"""Sampling in proportion to the clients' data.
+
+S1 calls such sampling biased. Only the plain mean (`ProportionalMean`) is.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class Proportional(Uniform):
-    """Clients with more data are drawn more often, and the estimate stays unbiased.
+    """Proportional: clients with more data are drawn more often, and the estimate stays unbiased.
 
-    `procedure`: "multinomial" draws with replacement, q = share, so that all draws count the same (Li et al. 2020, scheme I);
-    "independent" tosses coins with p = waterfill(share, budget); "sequential" draws without replacement, with the ordered
-    estimator's weights.
+    `procedure`: "multinomial" draws with replacement, q = share, so that all draws count the same
+    (Li et al. 2020, scheme I); "independent" tosses coins with p = waterfill(share, budget);
+    "sequential" draws without replacement, with the ordered estimator's weights.
     """
 
     procedure: draw.Weighted = "multinomial"
@@ -33,7 +36,7 @@ class Proportional(Uniform):
 
 @dataclass(frozen=True)
 class ProportionalMean:
-    """Without replacement in proportion to data, and the plain mean of those drawn: common in practice, and biased."""
+    """Proportional without replacement, and a plain mean: common in practice, and biased."""
 
     budget: float = 10
 

@@ -14,11 +14,12 @@ from rota.sampling import draw
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every client equally likely, `budget` of them a round (S0's m = C * N): FedAvg's sampler.
+    """Uniform: all clients are equally likely, and `budget` of them train; FedAvg's sampler.
 
-    `procedure`: "fixed" draws exactly `budget` clients without replacement, "independent" each by its own coin, "multinomial"
-    with replacement, "sequential" without replacement and with the ordered estimator's weights. Several models: each draws
-    its own cohort among the clients that have data for it.
+    `budget` is S0's m = C * N. `procedure`: "fixed" draws exactly `budget` clients without
+    replacement, "independent" tosses a coin for each client, "multinomial" draws with replacement,
+    and "sequential" draws without replacement, with the ordered estimator's weights. With several
+    models, each draws its own cohort among the clients that have data for it.
     """
 
     budget: float = 10
@@ -45,7 +46,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Full:
-    """Everybody trains every model they have data for: what the unbiased samplers estimate."""
+    """Full participation: every client trains every model that it has data for.
+
+    This is what the unbiased samplers estimate.
+    """
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
