@@ -145,7 +145,7 @@ def test_a_run_draws_from_those_who_are_there(blobs: Federation) -> None:
         cohort = set(record["cohort"]["blobs"])
         assert cohort <= there
         assert len(cohort) == min(3, len(there))
-    np.testing.assert_array_equal(run.state.availability["luck"], state["luck"])
+    np.testing.assert_array_equal(run.state.policies["availability"]["luck"], state["luck"])
     counted = np.unique([len(record["cohort"]["blobs"]) for record in run.records])
     assert len(counted) > 1
 

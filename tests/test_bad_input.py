@@ -21,12 +21,12 @@ from torch import nn
 import rota
 from rota.data import files
 from rota.data.federation import Federation
-from rota.engine import Devices
 from rota.errors import BadInput, did_you_mean
 from rota.estimate import Adam, FedStale, Sgd, StaleVr, Yogi
 from rota.plan import Plan, Task, checked
 from rota.sampling import SAMPLERS, Full, Gvr, PowD, Uniform, draw
 from rota.world.availability import Availability
+from rota.world.devices import Devices
 
 if TYPE_CHECKING:
     from nowhere import Nothing

@@ -649,7 +649,7 @@ def test_an_unforeseen_error_is_a_sentence_or_a_traceback_for_those_who_ask(
         commands.status(["list", "recipes"])
 
 
-@pytest.mark.parametrize("place", ["rota.recipe.build", "rota.running.experiment.make"])
+@pytest.mark.parametrize("place", ["rota.recipe.build", "rota.running.run.make"])
 @pytest.mark.parametrize("lost", [False, True], ids=["itself", "as an import's error"])
 def test_ctrl_c_before_the_first_round_is_130_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, lost: bool

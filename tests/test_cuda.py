@@ -17,11 +17,12 @@ from torch import Tensor, nn
 import rota
 from rota import rng
 from rota.data.federation import Federation
-from rota.engine import Batched, Devices, local, make
+from rota.engine import Batched, local, make
 from rota.engine import schedule as schedules
+from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.models.text import recurrent
-from rota.plan import Plan, Task
+from rota.plan import Plan, Task, whole
 from rota.sampling import memory
 
 pytestmark = [
@@ -427,7 +428,7 @@ def pairs(clients: list[int]) -> Plan:
 
 
 def updates(engine: Any, models: Any, plan: Plan, round: int = 1) -> dict[int, Tensor]:
-    chunks = list(engine.train(models, plan, round))
+    chunks = list(engine.train(whole(models, plan, round)))
     return {
         int(row): update
         for chunk in chunks
@@ -491,9 +492,7 @@ def test_networks_train_as_on_the_sequential_engine(name: str) -> None:
     gradients below it: most steps must agree to the same bound, and the others nearly.
     """
     task = Task(MODELS[name], examples(name), lr=0.05, batch=10, steps=1)
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     assert fast.families, "the model must be stackable"
     models, plan, off = plain.initial(), pairs([0, 2, 3]), []
@@ -538,9 +537,7 @@ def smooth(shape: tuple[int, ...], classes: int) -> nn.Module:
 )
 def test_local_work_is_that_of_the_sequential_engine(model: Any, work: dict[str, Any]) -> None:
     task = Task(model, federation([9, 23, 16, 40]), **{"batch": 7, "epochs": 2, **work})
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))
     models, plan = plain.initial(), pairs([3, 1, 0])
     expected, found = (updates(engine, models, plan) for engine in (plain, fast))
     for row in expected:
@@ -551,12 +548,10 @@ def test_stacks_are_made_while_the_caller_uses_the_gpu() -> None:
     """Twenty widths, each a stack of its own: the caller works on the updates of one while the next is captured, in another thread."""
     sizes = [3, 5, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128]
     task = Task(smooth, federation(sizes), batch=None, epochs=2)
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))
     norms = np.zeros((2, 20))
     for norm, engine in zip(norms, (plain, fast), strict=True):
-        for chunk in engine.train(plain.initial(), pairs(list(range(20))), 1):
+        for chunk in engine.train(whole(plain.initial(), pairs(list(range(20))), 1)):
             for _ in range(50):
                 norm[chunk.rows] = torch.linalg.vector_norm(chunk.update, dim=1).cpu().numpy()
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-3)
@@ -564,9 +559,7 @@ def test_stacks_are_made_while_the_caller_uses_the_gpu() -> None:
 
 def test_cohorts_of_nearly_one_size_share_graphs() -> None:
     task = Task(smooth, federation([12] * 40), batch=5)
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cuda") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     for n in (
         33,
@@ -590,7 +583,7 @@ def test_stacks_share_the_memory_of_their_graphs() -> None:
         Task(model, federation([5, 40, 90, 12, 70]), batch=None, epochs=2)
         for model in (smooth, network)
     ]
-    plain, fast = (make(engine, wide, Devices(), 0, "cuda") for engine in ("sequential", "batched"))
+    plain, fast = (make(engine, Experiment(wide), "cuda") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     models = plain.initial()
     for clients in ([0, 1, 2], [0, 1, 2, 3, 4], [4, 3], [2, 1, 0]):
@@ -610,10 +603,10 @@ def test_stacks_share_the_memory_of_their_graphs() -> None:
 @pytest.mark.parametrize("name", ["cnn", "mmfl_lstm"])
 def test_lower_precision_is_near(name: str, precision: str) -> None:
     task = Task(MODELS[name], examples(name), lr=0.05, batch=10, steps=1)
-    plain = make("sequential", [task], Devices(), 0, "cuda", "fp32")
+    plain = make("sequential", Experiment([task]), "cuda", "fp32")
     models, plan = plain.initial(), pairs([0, 2, 3])
     expected = updates(plain, models, plan)
-    fast = make("batched", [task], Devices(), 0, "cuda", precision)
+    fast = make("batched", Experiment([task]), "cuda", precision)
     found, again = updates(fast, models, plan), updates(fast, models, plan)
     for row in expected:
         assert (
@@ -626,19 +619,19 @@ def test_lower_precision_is_near(name: str, precision: str) -> None:
 def test_scores_and_losses_are_those_of_the_cpu(name: str) -> None:
     """LSTM layers in their kernel, images with channels last, and BatchNorm's statistics of each client's examples alone."""
     task = Task(MODELS[name], examples(name))
-    here, there = (make("batched", [task], Devices(), 0, device) for device in ("cpu", "cuda"))
+    here, there = (make("batched", Experiment([task]), device) for device in ("cpu", "cuda"))
     models = there.initial()
     (expected,), (found,) = here.evaluate(here.initial()), there.evaluate(models)
     assert found.loss == pytest.approx(expected.loss, rel=1e-3)
-    losses = [engine.losses(engine.initial(), pairs([3, 0, 2]), 1)[0] for engine in (here, there)]
+    losses = [
+        engine.losses(whole(engine.initial(), pairs([3, 0, 2]), 1))[0] for engine in (here, there)
+    ]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
 
 
 def test_layers_become_kernels() -> None:
     """The patterns must be found: a step of the CNN is a handful of launches, and its weights are updated inside them."""
-    fast = make(
-        "batched", [Task(MODELS["cnn"], images((1, 28, 28)), batch=10)], Devices(), 0, "cuda"
-    )
+    fast = make("batched", Experiment([Task(MODELS["cnn"], images((1, 28, 28)), batch=10)]), "cuda")
     assert isinstance(fast, Batched)
     fast.families[0].steps.get(4, 10, True)
     names = [
@@ -659,7 +652,7 @@ def test_the_steps_in_time_are_one_operator(rows: int) -> None:
     sizes = []
     for length in (6, 20):
         fast = make(
-            "batched", [Task(MODELS["mmfl_lstm"], texts(length), batch=10)], Devices(), 0, "cuda"
+            "batched", Experiment([Task(MODELS["mmfl_lstm"], texts(length), batch=10)]), "cuda"
         )
         assert isinstance(fast, Batched)
         fast.families[0].steps.get(rows, 10, True)
@@ -678,9 +671,7 @@ def test_batch_norm_becomes_a_kernel() -> None:
     """One operator forward and one backward for every layer, and the masks of the ReLUs behind them still go into convolutions."""
     fast = make(
         "batched",
-        [Task(MODELS["preact_resnet18"], images((3, 8, 8)), batch=10)],
-        Devices(),
-        0,
+        Experiment([Task(MODELS["preact_resnet18"], images((3, 8, 8)), batch=10)]),
         "cuda",
     )
     assert isinstance(fast, Batched)

@@ -19,14 +19,15 @@ from torch import nn
 import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
-from rota.engine import ENGINES, Batched, Devices, Engine, batched, local, make, native, stack
+from rota.engine import ENGINES, Batched, Engine, batched, local, make, native, stack
 from rota.engine.schedule import Schedule, examples_of, grid, local_steps, widths
 from rota.engine.stack import Steps, active, same_gradient
 from rota.engine.trace import Unbatchable
+from rota.experiment import Experiment
 from rota.models import MODELS
-from rota.plan import Chunk, Plan, Task
+from rota.plan import Chunk, Local, Plan, Task, whole
 from rota.weights import Weights
-from rota.world.devices import step_flops
+from rota.world.devices import Devices, step_flops
 
 
 @pytest.fixture(autouse=True, scope="module", params=["native", "stacks"])
@@ -49,7 +50,7 @@ def collect(
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:
     """Plan row -> (update, buffers, its chunk)."""
     out = {}
-    for chunk in engine.train(models, plan, now):
+    for chunk in engine.train(whole(models, plan, now)):
         assert (plan.model[chunk.rows] == chunk.model).all()
         for at, row in enumerate(chunk.rows.tolist()):
             assert row not in out
@@ -119,7 +120,7 @@ class TestEveryEngine:
         self, name: str, work: dict[str, float], model: object
     ) -> None:
         task = Task(model, federation(SIZES), **work)  # type: ignore[arg-type]
-        engine = make(name, [task], Devices(), 0, "cpu")
+        engine = make(name, Experiment([task]), "cpu")
         models = engine.initial()
         for row, (update, buffers, chunk) in collect(engine, models, pairs([2, 0, 3])).items():
             end, loss, seen = plain(task, models[0], [2, 0, 3][row])
@@ -132,7 +133,7 @@ class TestEveryEngine:
 
     def test_a_row_depends_on_nothing_beside_it(self, name: str) -> None:
         task = Task(network, federation(SIZES), batch=7)
-        engine = make(name, [task], Devices(), 0, "cpu")
+        engine = make(name, Experiment([task]), "cpu")
         models = engine.initial()
         together = collect(engine, models, pairs([0, 1, 2, 3]))
         alone = collect(engine, models, pairs([2]))
@@ -144,7 +145,7 @@ class TestEveryEngine:
         task = Task(network, federation(SIZES), batch=7)
         first, second = (
             collect(e, e.initial(), pairs([0, 1, 3]))
-            for e in (make(name, [task], Devices(), 0, "cpu") for _ in range(2))
+            for e in (make(name, Experiment([task]), "cpu") for _ in range(2))
         )
         assert all(torch.equal(first[row][0], second[row][0]) for row in first)
 
@@ -152,7 +153,7 @@ class TestEveryEngine:
         """Two clients with the same data: their orders and masks differ; another round differs again."""
         x, y = torch.randn(12, 4), torch.arange(12) % 3
         task = Task(network, rota.from_clients([(x, y), (x, y)], (x, y)), batch=None)
-        engine = make(name, [task], Devices(), 0, "cpu")
+        engine = make(name, Experiment([task]), "cpu")
         models = engine.initial()
         updates = [u for u, _, _ in collect(engine, models, pairs([0, 1])).values()]
         updates.append(collect(engine, models, pairs([0]), now=2)[0][0])
@@ -163,7 +164,7 @@ class TestEveryEngine:
             Task(linear, federation(SIZES), batch=7),
             Task(mlp, federation(SIZES, seed=1), batch=None, lr=0.05),
         )
-        engine = make(name, [one, two], Devices(), 0, "cpu")
+        engine = make(name, Experiment([one, two]), "cpu")
         models = engine.initial()
         plan = pairs([3, 0, 3], [1, 0, 0])
         for row, (update, _, _) in collect(engine, models, plan).items():
@@ -174,7 +175,7 @@ class TestEveryEngine:
             )
 
     def test_a_single_example_cannot_be_batch_normalised(self, name: str) -> None:
-        engine = make(name, [Task(mlp, federation([9, 1, 5]), batch=4)], Devices(), 0, "cpu")
+        engine = make(name, Experiment([Task(mlp, federation([9, 1, 5]), batch=4)]), "cpu")
         reasons = {
             row: chunk.reason[chunk.rows.tolist().index(row)]
             for row, (_, _, chunk) in collect(engine, engine.initial(), pairs([0, 1, 2])).items()
@@ -182,13 +183,13 @@ class TestEveryEngine:
         assert reasons == {0: "", 1: local.TOO_FEW, 2: ""}
 
     def test_an_empty_plan_gives_nothing(self, name: str) -> None:
-        engine = make(name, [Task(linear, federation(SIZES))], Devices(), 0, "cpu")
+        engine = make(name, Experiment([Task(linear, federation(SIZES))]), "cpu")
         assert collect(engine, engine.initial(), pairs([])) == {}
 
     @pytest.mark.parametrize("own_test", [False, True])
     def test_evaluation(self, name: str, own_test: bool) -> None:
         task = Task(network, federation(SIZES, own_test=own_test))
-        engine = make(name, [task], Devices(), 0, "cpu")
+        engine = make(name, Experiment([task]), "cpu")
         models = engine.initial()
         module = task.build()
         weights.load(module, models[0])
@@ -209,7 +210,7 @@ class TestEveryEngine:
     def test_seconds_come_from_the_device_profile(self, name: str) -> None:
         task = Task(linear, federation(SIZES), batch=7)
         devices = Devices(gflops=2e-6, mbps=0.08, spread=0.4)
-        engine = make(name, [task], devices, 0, "cpu")
+        engine = make(name, Experiment([task], devices=devices), "cpu")
         models = engine.initial()
         speed, link = devices.profile(len(SIZES), 0)
         flops = 3 * 2 * 4 * 3  # forward and backward of a 4 x 3 product
@@ -368,8 +369,8 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(
 ) -> None:
     task = Task(ODD[kind], federation(SIZES), batch=7, weight_decay=0.1, name="odd")
     plain, fast = (
-        make("sequential", [task], Devices(), 0, "cpu"),
-        make("batched", [task], Devices(), 0, "cpu"),
+        make("sequential", Experiment([task]), "cpu"),
+        make("batched", Experiment([task]), "cpu"),
     )
     assert "task 'odd' runs on the sequential engine" in capsys.readouterr().err
     models = plain.initial()
@@ -393,7 +394,7 @@ def test_a_trial_that_rounding_spoils_is_repeated(
 
     for module in (stack, native):
         monkeypatch.setattr(module, "same_gradient", compare)
-    fast = make("batched", [Task(linear, federation(SIZES), batch=7)], Devices(), 0, "cpu")
+    fast = make("batched", Experiment([Task(linear, federation(SIZES), batch=7)]), "cpu")
     assert isinstance(fast, Batched)
     assert len(fast.families) == (spoilt < 3)
     assert len(seen) == min(3, spoilt + 1)
@@ -456,9 +457,7 @@ def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: st
         ).double()
 
     task = Task(build, Federation("zoo", part, part, classes), lr=0.05, batch=3)
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cpu") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     assert fast.families, "the model must be stackable"
     models = plain.initial()
@@ -510,9 +509,7 @@ def test_random_networks_plans_and_work(data: st.DataObject) -> None:
     )
     clients = data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True, min_size=1))
     task = Task(build, fed, lr=0.05, **work)
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cpu") for engine in ("sequential", "batched"))
     most = data.draw(st.sampled_from([1, 2, 6]))
     fast._most = lambda *_: most  # type: ignore[attr-defined]
     shift = (
@@ -525,7 +522,7 @@ def test_random_networks_plans_and_work(data: st.DataObject) -> None:
     one, two = (
         {
             r: u
-            for c in e.train(models, pairs(clients), 2, correction)
+            for c in e.train(whole(models, pairs(clients), 2, Local(shift=correction)))
             for r, u in zip(c.rows, c.update, strict=True)
         }
         for e in (plain, fast)
@@ -546,16 +543,14 @@ OPTIMISERS = {
 @pytest.mark.parametrize("work", OPTIMISERS.values(), ids=OPTIMISERS)
 def test_local_optimisers_agree(work: dict[str, float]) -> None:
     task = Task(linear, federation(SIZES), batch=7, **work)  # type: ignore[arg-type]
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cpu") for engine in ("sequential", "batched"))
     models = plain.initial()
     one, two = (collect(engine, models, pairs([3, 1, 0]), now=3) for engine in (plain, fast))
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
     usual = collect(plain, models, pairs([3, 1, 0]), now=3)
     other = collect(
-        make("sequential", [Task(linear, federation(SIZES), batch=7)], Devices(), 0, "cpu"),
+        make("sequential", Experiment([Task(linear, federation(SIZES), batch=7)]), "cpu"),
         models,
         pairs([3, 1, 0]),
         now=3,
@@ -566,7 +561,7 @@ def test_local_optimisers_agree(work: dict[str, float]) -> None:
 def test_models_that_differ_in_lr_share_stacks() -> None:
     data = federation(SIZES)
     tasks = [Task(linear, data, lr=lr, name=str(lr)) for lr in (0.01, 0.1, 0.3)]
-    plain, fast = (make(engine, tasks, Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    plain, fast = (make(engine, Experiment(tasks), "cpu") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     assert [family.models for family in fast.families] == [[0, 1, 2]]
     plan = pairs([0, 0, 2, 3, 2], [0, 1, 1, 2, 2])
@@ -586,7 +581,7 @@ def test_models_of_different_data_share_stacks_where_that_is_faster(
         Task(linear, data, lr=lr, name=str(lr))
         for lr, data in ((0.01, one_data), (0.1, other_data), (0.3, one_data))
     ]
-    plain, fast = (make(engine, tasks, Devices(), 0, "cpu") for engine in ("sequential", "batched"))
+    plain, fast = (make(engine, Experiment(tasks), "cpu") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     assert [family.models for family in fast.families] == [[0, 1, 2]]
     plan = pairs([0, 0, 2, 3, 2, 1, 1], [0, 1, 1, 2, 2, 0, 1])
@@ -594,8 +589,8 @@ def test_models_of_different_data_share_stacks_where_that_is_faster(
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(
-        fast.losses(plain.initial(), plan, 1)[0],
-        plain.losses(plain.initial(), plan, 1)[0],
+        fast.losses(whole(plain.initial(), plan, 1))[0],
+        plain.losses(whole(plain.initial(), plan, 1))[0],
         rtol=1e-6,
     )
 
@@ -684,9 +679,7 @@ def test_a_stack_without_memory_is_halved(
     if kernels == "native":
         pytest.skip("the C library has no stacks")
     task = Task(linear, federation([9, 23, 16, 40, 5]), batch=7)
-    plain, fast = (
-        make(engine, [task], Devices(), 0, "cpu") for engine in ("sequential", "batched")
-    )
+    plain, fast = (make(engine, Experiment([task]), "cpu") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     run, tried = fast._run, []
 

@@ -254,7 +254,7 @@ def test_every_key_of_a_recipe_is_explained() -> None:
 
 
 def test_every_column_of_a_round_is_explained(tmp_path: Path) -> None:
-    from rota.running.experiment import execute
+    from rota.running.run import execute
 
     resolved = recipe.resolve(recipe.override(recipe.read("fedavg-digits"), "rounds=1"))
 

@@ -19,14 +19,14 @@ from test_store import Toy, contents, die_at, go_on, make, tidy
 
 from rota.engine import ENGINES
 from rota.estimate import Yogi
-from rota.loop import Experiment
+from rota.experiment import Experiment
 from rota.running import experiment as experiments
-from rota.running.experiment import execute
+from rota.running.run import execute
 
 pytestmark = pytest.mark.faults
 
 # the command line with a checkpoint after every round, so that kills find it writing
-ROTA = "import rota.running.experiment as e, rota.cli; e.CHECKPOINT_SECONDS = e.CHECKPOINT_COSTS = -1; rota.cli.main()"
+ROTA = "import rota.running.run as e, rota.cli; e.CHECKPOINT_SECONDS = e.CHECKPOINT_COSTS = -1; rota.cli.main()"
 SETTINGS = [
     "--set",
     "rounds=80",

@@ -18,8 +18,9 @@ from rota import loop, recipe
 from rota.data.federation import Federation, Part
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, Sgd
-from rota.plan import Plan, Question, Seen, Task
-from rota.running.experiment import Stuck, describe
+from rota.plan import Plan, Question, Seen, Task, whole
+from rota.running.describe import describe
+from rota.running.summary import Stuck
 from rota.sampling import SAMPLERS, Full, Lvr, Uniform
 from rota.world.availability import Availability
 
@@ -59,11 +60,11 @@ def test_a_second_model_does_not_disturb_the_first(blobs: Federation) -> None:
 def test_full_participation_averages_by_data_size(blobs: Federation) -> None:
     """One round of Full with either estimator is the n_i-weighted mean of the local models."""
     task = Task(linear, blobs)
-    engine = rota.engine.make("sequential", [task], rota.Devices(), 0, "cpu")
+    engine = rota.engine.make("sequential", rota.Experiment([task]), "cpu")
     experiment = rota.Experiment([task], Full())
     start = loop.begin(experiment, engine)
     plan = Full().draw({}, experiment.shares, np.random.default_rng(0))
-    updates = torch.cat([c.update for c in engine.train(start.models, plan, 1)])
+    updates = torch.cat([c.update for c in engine.train(whole(start.models, plan, 1))])
     sizes = torch.tensor(blobs.train.sizes, dtype=torch.float32)
     expected = start.models[0].params - sizes / sizes.sum() @ updates
     for estimator in (rota.estimate.Unbiased(), FedAvg()):
@@ -116,7 +117,7 @@ def test_a_round_of_clients_with_too_few_examples_is_passed_over() -> None:
     run = rota.run([Task(network, federation([6, 1, 6]))], Watching((1,)), rounds=2)
     reason = "a single example, and the model normalises over the batch"
     assert run.records[1]["failures"] == [{"client": 1, "model": "blobs", "reason": reason}]
-    engine = rota.engine.make("sequential", run.experiment.tasks, rota.Devices(), 0, "cpu")
+    engine = rota.engine.make("sequential", rota.Experiment(run.experiment.tasks), "cpu")
     assert torch.equal(run.state.models[0].params, engine.initial()[0].params)
     assert (run.records[1]["bytes_up"], run.records[1]["client_seconds"]) == (0, 0)
     with pytest.raises(
@@ -130,8 +131,8 @@ def test_a_client_that_returns_nan_is_a_failed_row() -> None:
     assert run.records[0]["failures"] == [
         {"client": 1, "model": "blobs", "reason": "the update is not finite"}
     ]
-    assert run.state.sampler["failed"].tolist() == [0, 3, 0]
-    assert np.isnan(run.state.sampler["norm"]).tolist() == [False, True, False]
+    assert run.state.policies["sampler"]["failed"].tolist() == [0, 3, 0]
+    assert np.isnan(run.state.policies["sampler"]["norm"]).tolist() == [False, True, False]
     assert torch.isfinite(run.state.models[0].params).all()
     assert run.records[0]["models"]["blobs"]["trained"] == 2
     assert run.summary["failures"] == run.summary["models"]["blobs"]["failures"] == 3
@@ -299,17 +300,17 @@ def test_policies_of_any_fields_are_described(tmp_path: Path) -> None:
 def test_a_round_without_clients_changes_nothing(blobs: Federation) -> None:
     run = rota.run([Task(linear, blobs)], Watching(()), server=Adam(), rounds=2)
     assert run.records[0]["accuracy"] == run.records[1]["accuracy"]
-    assert run.state.server == [{}]
+    assert run.state.policies["server"] == [{}]
     assert run.records[0]["probability"] == {"min": None, "max": None}
 
 
 def test_norms_reach_the_sampler(blobs: Federation) -> None:
     task = Task(linear, blobs)
     run = rota.run([task], Watching((4, 2)), rounds=1)
-    engine = rota.engine.make("sequential", [task], rota.Devices(), 0, "cpu")
+    engine = rota.engine.make("sequential", rota.Experiment([task]), "cpu")
     plan = Watching((4, 2)).draw({}, run.experiment.shares, np.random.default_rng(0))
-    norms = [float(c.update.norm()) for c in engine.train(engine.initial(), plan, 1)]
-    assert run.state.sampler["norm"] == pytest.approx(norms)
+    norms = [float(c.update.norm()) for c in engine.train(whole(engine.initial(), plan, 1))]
+    assert run.state.policies["sampler"]["norm"] == pytest.approx(norms)
 
 
 @pytest.mark.parametrize("models", [1, 2, 4])
@@ -319,7 +320,7 @@ def test_a_client_trains_its_models_one_after_the_other(models: int) -> None:
     )
     (line,) = run.records
     engine = rota.engine.make(
-        "sequential", [Task(linear, federation([30, 20]))], rota.Devices(), 0, "cpu"
+        "sequential", rota.Experiment([Task(linear, federation([30, 20]))]), "cpu"
     )
     nbytes = run.state.models[0].nbytes
     assert line["seconds"] == pytest.approx(
@@ -430,7 +431,7 @@ def test_the_trained_modules_are_at_hand(blobs: Federation) -> None:
 
 def test_a_module_is_a_starting_point(blobs: Federation) -> None:
     module = nn.Linear(4, 3)
-    engine = rota.engine.make("sequential", [Task(module, blobs)], rota.Devices(), 0, "cpu")
+    engine = rota.engine.make("sequential", rota.Experiment([Task(module, blobs)]), "cpu")
     assert torch.equal(engine.initial()[0].params[:12], module.weight.detach().flatten())
     before: Any = module.weight.detach().clone()
     rota.run([Task(module, blobs)], Full(), rounds=1)

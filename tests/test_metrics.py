@@ -19,7 +19,8 @@ from rota import loop, recipe
 from rota.data.federation import Federation
 from rota.engine import make
 from rota.errors import BadInput
-from rota.plan import Task
+from rota.experiment import Experiment
+from rota.plan import Task, whole
 from rota.running import experiment
 from rota.sampling import SAMPLERS, draw, metrics
 from rota.sampling.metrics import METRICS, Meter, Updates, look, measure
@@ -146,12 +147,12 @@ def test_everybody_is_looked_at_as_if_drawn(blobs: Federation) -> None:
     """The scores are those of the updates that drawn clients send, with the same randomness."""
     tasks = [Task(network, blobs, batch=6, name="a"), Task(linear, blobs, name="b")]
     setting = rota.Experiment(tasks, SAMPLERS["full"]())
-    engine = make("auto", tasks, setting.devices, 3, "cpu")
+    engine = make("auto", Experiment(tasks, devices=setting.devices, seed=3), "cpu")
     models = loop.begin(setting, engine).models
     seen = look(engine, models, setting.shares, 7, products=True)
     plan = draw.independent(np.full((2, 6), 0.7), setting.shares, np.random.default_rng(0))
     assert len(plan) > 3
-    for chunk in engine.train(models, plan, 7):
+    for chunk in engine.train(whole(models, plan, 7)):
         client = plan.client[chunk.rows]
         norms = (
             setting.shares[chunk.model, client]
@@ -216,7 +217,7 @@ def test_a_client_that_fails_counts_nothing() -> None:
     data.train.of(1)[0][0, 0] = torch.inf
     task = Task(linear, data)
     setting = rota.Experiment([task], SAMPLERS["full"]())
-    engine = make("sequential", [task], setting.devices, 0, "cpu")
+    engine = make("sequential", Experiment([task], devices=setting.devices), "cpu")
     (seen,) = look(engine, loop.begin(setting, engine).models, setting.shares, 1, products=True)
     assert seen.scores[1] == 0
     assert np.isfinite(seen.scores).all()

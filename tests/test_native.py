@@ -12,9 +12,10 @@ from torch import nn
 
 from rota import rng
 from rota.data.federation import Federation, Part
-from rota.engine import Batched, Devices, make
+from rota.engine import Batched, make
 from rota.engine.native import build
-from rota.plan import Plan, Task
+from rota.experiment import Experiment
+from rota.plan import Plan, Task, whole
 
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
 SIZES = [7, 4, 9]
@@ -44,12 +45,12 @@ def engines(task: Task) -> tuple[Batched, dict[int, torch.Tensor], dict[int, tor
     plan = Plan(
         np.arange(len(SIZES)), np.zeros(len(SIZES), int), np.ones(len(SIZES)), np.ones(len(SIZES))
     )
-    plain, fast = (make(name, [task], Devices(), 0, "cpu") for name in ("sequential", "batched"))
+    plain, fast = (make(name, Experiment([task]), "cpu") for name in ("sequential", "batched"))
     assert isinstance(fast, Batched)
     one, two = (
         {
             r: u
-            for c in e.train(plain.initial(), plan, 1)
+            for c in e.train(whole(plain.initial(), plan, 1))
             for r, u in zip(c.rows.tolist(), c.update, strict=True)
         }
         for e in (plain, fast)
@@ -181,17 +182,21 @@ def test_short_products_round_little_more_than_plain_ones() -> None:
 @needs_compiler
 def test_a_row_does_not_depend_on_the_others() -> None:
     task = Task(lambda: NETWORKS["wide"][1](), images((70,), torch.float32), batch=3)
-    fast = make("batched", [task], Devices(), 0, "cpu")
+    fast = make("batched", Experiment([task]), "cpu")
     start = fast.initial()
     alone = next(
-        iter(fast.train(start, Plan(np.array([1]), np.zeros(1, int), np.ones(1), np.ones(1)), 4))
+        iter(
+            fast.train(
+                whole(start, Plan(np.array([1]), np.zeros(1, int), np.ones(1), np.ones(1)), 4)
+            )
+        )
     ).update[0]
     for order in ([1, 0, 2], [2, 1]):
         n = len(order)
         chunk = next(
             iter(
                 fast.train(
-                    start, Plan(np.array(order), np.zeros(n, int), np.ones(n), np.ones(n)), 4
+                    whole(start, Plan(np.array(order), np.zeros(n, int), np.ones(n), np.ones(n)), 4)
                 )
             )
         )
@@ -220,11 +225,13 @@ def test_a_number_that_is_none_is_not_swallowed() -> None:
     """A rectifier or a pool must not turn a diverged model into a sound one."""
     data = images((4, 9, 9), torch.float32)
     data.train.x[:] = float("nan")
-    fast = make("batched", [Task(NETWORKS["pool"][1], data, batch=3)], Devices(), 0, "cpu")
+    fast = make("batched", Experiment([Task(NETWORKS["pool"][1], data, batch=3)]), "cpu")
     chunk = next(
         iter(
             fast.train(
-                fast.initial(), Plan(np.array([0]), np.zeros(1, int), np.ones(1), np.ones(1)), 1
+                whole(
+                    fast.initial(), Plan(np.array([0]), np.zeros(1, int), np.ones(1), np.ones(1)), 1
+                )
             )
         )
     )
@@ -252,7 +259,7 @@ def test_without_a_compiler_the_stacks_do_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build._library.cache_clear()
     fast = make(
-        "batched", [Task(lambda: nn.Linear(4, 3), federation([4, 5]), batch=3)], Devices(), 0, "cpu"
+        "batched", Experiment([Task(lambda: nn.Linear(4, 3), federation([4, 5]), batch=3)]), "cpu"
     )
     build._library.cache_clear()
     assert isinstance(fast, Batched)
@@ -301,7 +308,7 @@ def test_orders_are_those_of_rng() -> None:
     plan = Plan(np.array([0]), np.zeros(1, int), np.ones(1), np.ones(1))
     updates = []
     for name in ("sequential", "batched"):
-        engine = make(name, [task], Devices(), 3, "cpu")
-        updates.append(next(iter(engine.train(engine.initial(), plan, 5))).update)
+        engine = make(name, Experiment([task], seed=3), "cpu")
+        updates.append(next(iter(engine.train(whole(engine.initial(), plan, 5)))).update)
     torch.testing.assert_close(updates[1], updates[0], rtol=1e-9, atol=1e-12)
     assert rng.permutation(rng.as_tensor([1])[0], 6).tolist() != [*range(6)]

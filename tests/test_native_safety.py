@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rota.data.federation import Federation, Part
-from rota.engine import Batched, Devices, make
+from rota.engine import Batched, make
 from rota.engine.native import build
-from rota.plan import Chunk, Plan, Task
+from rota.experiment import Experiment
+from rota.plan import Chunk, Plan, Task, whole
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
 TOKENS, CLASSES, EACH = 80, 3, 10
@@ -48,12 +49,12 @@ def words(damage: Callable[[Tensor, Tensor], None] = lambda x, y: None) -> Feder
 
 def train(task: Task, name: str = "batched", native: bool = True) -> Chunk:
     """One round of all clients, as one chunk."""
-    engine = make(name, [task], Devices(), 0, "cpu")
+    engine = make(name, Experiment([task]), "cpu")
     if isinstance(engine, Batched):
         assert (engine.families[0].native is not None) == native
     n = task.data.clients
     plan = Plan(np.arange(n), np.zeros(n, int), np.ones(n), np.ones(n))
-    chunks = list(engine.train(engine.initial(), plan, 1))
+    chunks = list(engine.train(whole(engine.initial(), plan, 1)))
     order = np.argsort(np.concatenate([chunk.rows for chunk in chunks]))
     columns = {
         name: np.concatenate([getattr(chunk, name) for chunk in chunks])[order]

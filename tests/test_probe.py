@@ -17,7 +17,8 @@ from rota.arrays import Array
 from rota.data.federation import Federation
 from rota.engine import ENGINES, Engine, make
 from rota.estimate import FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
-from rota.plan import Chunk, Plan, Question, Seen, Task
+from rota.experiment import Experiment
+from rota.plan import Chunk, Plan, Question, Seen, Task, whole
 from rota.sampling import SAMPLERS, Uniform, draw, variance
 
 SIZES = [5, 12, 20, 31, 8, 17]
@@ -63,7 +64,7 @@ def rows(clients: list[int]) -> Plan:
 def one_round(
     task: Task, sampler: Any, engine: str = "sequential", estimator: Any = UNBIASED
 ) -> tuple[loop.State, dict[str, Any], Engine]:
-    machine = make(engine, [task], DEVICES, 0, "cpu")
+    machine = make(engine, Experiment([task], devices=DEVICES), "cpu")
     experiment = rota.Experiment([task], sampler, estimator, devices=DEVICES)
     return *loop.play(experiment, machine, loop.begin(experiment, machine)), machine
 
@@ -96,18 +97,18 @@ def test_updates_of_rows_that_failed_are_not_kept() -> None:
 def test_norms_and_updates_are_those_of_training(blobs: Federation, engine: str) -> None:
     task, asked = Task(network, blobs, batch=6), [4, 1, 5]
     state, _, machine = one_round(task, Asks("update", asked, [0]), engine)
-    chunks = machine.train(machine.initial(), rows(asked), 1)
+    chunks = machine.train(whole(machine.initial(), rows(asked), 1))
     updates = {
         int(row): update
         for chunk in chunks
         for row, update in zip(chunk.rows, chunk.update.numpy(), strict=True)
     }
     for row, update in updates.items():
-        assert state.sampler[f"update.{row}"] == pytest.approx(update, abs=1e-6)
-        assert state.sampler["norm"][row] == pytest.approx(np.linalg.norm(update))
+        assert state.policies["sampler"][f"update.{row}"] == pytest.approx(update, abs=1e-6)
+        assert state.policies["sampler"]["norm"][row] == pytest.approx(np.linalg.norm(update))
     plain, _, _ = one_round(task, Asks("norm", asked, [0]), engine)
-    assert plain.sampler["norm"] == pytest.approx(state.sampler["norm"])
-    assert not any(name.startswith("update") for name in plain.sampler)
+    assert plain.policies["sampler"]["norm"] == pytest.approx(state.policies["sampler"]["norm"])
+    assert not any(name.startswith("update") for name in plain.policies["sampler"])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -118,9 +119,9 @@ def test_losses_are_the_global_models_on_the_clients_training_examples(
         Task(network, blobs, batch=6, name="a"),
         Task(linear, federation(SIZES, seed=3), name="b"),
     ]
-    machine = make(engine, tasks, DEVICES, 0, "cpu")
+    machine = make(engine, Experiment(tasks, devices=DEVICES), "cpu")
     plan = Plan(np.array([2, 0, 5, 2]), np.array([0, 1, 0, 1]), np.ones(4), np.ones(4))
-    losses, examples = machine.losses(machine.initial(), plan, 1)
+    losses, examples = machine.losses(whole(machine.initial(), plan, 1))
     assert examples.tolist() == [20, 5, 17, 20]
     for client, model, loss in zip(plan.client, plan.model, losses, strict=True):
         module = tasks[model].build()
@@ -134,16 +135,16 @@ def test_losses_are_the_global_models_on_the_clients_training_examples(
 
 def test_losses_on_some_examples_are_addressed(blobs: Federation) -> None:
     """They depend on the round and the client, not on who else is asked; and with enough of them they are all."""
-    machine = make("sequential", [Task(linear, blobs)], DEVICES, 0, "cpu")
+    machine = make("sequential", Experiment([Task(linear, blobs)], devices=DEVICES), "cpu")
     start = machine.initial()
-    alone, _ = machine.losses(start, rows([3]), 1, 4)
-    among, examples = machine.losses(start, rows([5, 3, 0]), 1, 4)
-    later, _ = machine.losses(start, rows([3]), 2, 4)
+    alone, _ = machine.losses(whole(start, rows([3]), 1), 4)
+    among, examples = machine.losses(whole(start, rows([5, 3, 0]), 1), 4)
+    later, _ = machine.losses(whole(start, rows([3]), 2), 4)
     assert examples.tolist() == [4, 4, 4]
     assert among[1] == pytest.approx(alone[0])
     assert later[0] != pytest.approx(alone[0])
-    assert machine.losses(start, rows([3]), 1, 100)[0] == pytest.approx(
-        machine.losses(start, rows([3]), 1)[0]
+    assert machine.losses(whole(start, rows([3]), 1), 100)[0] == pytest.approx(
+        machine.losses(whole(start, rows([3]), 1))[0]
     )
 
 
@@ -245,7 +246,7 @@ def test_norms_by_all_then_updates_by_the_drawn(
     task = Task(linear, blobs)
     model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
     experiment = rota.Experiment([task], SAMPLERS["mmfl-gvr"](budget=2), estimator, devices=DEVICES)  # type: ignore[call-arg]
-    machine = make("sequential", [task], DEVICES, 0, "cpu")
+    machine = make("sequential", Experiment([task], devices=DEVICES), "cpu")
     state, seconds = loop.begin(experiment, machine), 0.0
     for _ in range(3):
         before = state
@@ -269,7 +270,7 @@ def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
     experiment = rota.Experiment(
         [task], SAMPLERS["mmfl-vre"](budget=2), StaleVre(), devices=DEVICES
     )  # type: ignore[call-arg]
-    machine = make("sequential", [task], DEVICES, 0, "cpu")
+    machine = make("sequential", Experiment([task], devices=DEVICES), "cpu")
     state = loop.begin(experiment, machine)
     for _ in range(8):
         before = state
@@ -284,8 +285,8 @@ def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
             machine.seconds(0, drawn, np.array(SIZES)[drawn], 0).sum()
         )
         asked = before.estimator["norm"].numpy() * np.abs(1 - before.estimator["beta"].numpy())
-        assert state.sampler["norm"] == pytest.approx(asked, nan_ok=True)
-    assert (state.sampler["norm"] > 0).any()
+        assert state.policies["sampler"]["norm"] == pytest.approx(asked, nan_ok=True)
+    assert (state.policies["sampler"]["norm"] > 0).any()
 
 
 @pytest.mark.parametrize("place", ["device", "cpu", "disk"])
@@ -301,7 +302,7 @@ def test_server_memory_counts_what_is_remembered(blobs: Federation, place: Any) 
     ):
         sampler = SAMPLERS["optimal"](budget=6) if isinstance(estimator, StaleVr) else Uniform(2)  # type: ignore[call-arg]
         state, record, _ = one_round(Task(linear, blobs), sampler, estimator=estimator)
-        rest = sum(array.nbytes for array in state.sampler.values()) + model
+        rest = sum(array.nbytes for array in state.policies["sampler"].values()) + model
         expected = (
             6 * model
             + vectors * model
@@ -330,7 +331,7 @@ def test_samplers_hear_and_see_what_is_weighed(
     """|G - beta h| of those who are remembered, |G| of the others: in the answers before the draw, and after it."""
     task = Task(linear, blobs)
     experiment = rota.Experiment([task], Listening("norm", [0, 1, 2, 3, 4, 5], [4, 1]), estimator)
-    machine = make(engine, [task], DEVICES, 0, "cpu")
+    machine = make(engine, Experiment([task], devices=DEVICES), "cpu")
     first, _ = loop.play(experiment, machine, loop.begin(experiment, machine))
     one, two = (
         updates(machine, state.models, now)
@@ -352,17 +353,19 @@ def test_who_is_asked_trains_as_the_drawn_do(blobs: Federation, engine: str) -> 
     """SCAFFOLD's corrections are made before the draw too."""
     task = Task(linear, blobs, epochs=3)
     experiment = rota.Experiment([task], Listening("norm", [0, 1, 2, 3, 4, 5], [4, 1]), Scaffold())
-    machine = make(engine, [task], DEVICES, 0, "cpu")
+    machine = make(engine, Experiment([task], devices=DEVICES), "cpu")
     state, _ = loop.play(experiment, machine, loop.begin(experiment, machine))
     plain = updates(machine, state.models, 2)
     state, _ = loop.play(experiment, machine, state)
-    assert state.sampler["norm"][[4, 1]] == pytest.approx(state.sampler["seen"], rel=1e-4)
-    assert (np.abs(state.sampler["norm"] - np.linalg.norm(plain, axis=1)) > 1e-3).all()
+    assert state.policies["sampler"]["norm"][[4, 1]] == pytest.approx(
+        state.policies["sampler"]["seen"], rel=1e-4
+    )
+    assert (np.abs(state.policies["sampler"]["norm"] - np.linalg.norm(plain, axis=1)) > 1e-3).all()
 
 
 def updates(machine: Engine, models: list[weights.Weights], now: int) -> Array:
     out = np.empty((6, len(models[0].params)))
-    for chunk in machine.train(models, rows([0, 1, 2, 3, 4, 5]), now):
+    for chunk in machine.train(whole(models, rows([0, 1, 2, 3, 4, 5]), now)):
         out[chunk.rows] = chunk.update.numpy()
     return out
 
@@ -402,9 +405,12 @@ def test_what_samplers_pay(blobs: Federation) -> None:
 def test_a_client_that_answers_nonsense_has_no_answer(what: str) -> None:
     """But it has worked for it, and sent it."""
     state, record, machine = one_round(Task(fragile, sick([1])), Asks(what, [0, 1], [2]))
-    assert state.sampler["ok"].tolist() == [True, False]
-    assert np.isnan(state.sampler["loss" if what == "loss" else "norm"]).tolist() == [False, True]
-    assert "update.1" not in state.sampler
+    assert state.policies["sampler"]["ok"].tolist() == [True, False]
+    assert np.isnan(state.policies["sampler"]["loss" if what == "loss" else "norm"]).tolist() == [
+        False,
+        True,
+    ]
+    assert "update.1" not in state.policies["sampler"]
     reason = "the loss is not finite" if what == "loss" else "the update is not finite"
     assert record["failures"] == [
         {"client": 1, "model": "blobs", "reason": f"{reason}, asked before the draw"}
@@ -422,12 +428,12 @@ def test_the_oracle_has_the_least_variance(blobs: Federation) -> None:
     """With its own norms, no other coins are better: against uniform ones on the same updates."""
     state, _, machine = one_round(Task(linear, blobs), SAMPLERS["optimal"](budget=2))  # type: ignore[call-arg]
     shares = rota.Experiment([Task(linear, blobs)], SAMPLERS["full"]()).shares
-    scores = shares[0] * state.sampler["norm"][0]
-    rates: Array = SAMPLERS["optimal"](budget=2).rates(state.sampler, shares)[0]  # type: ignore[attr-defined,call-arg]
+    scores = shares[0] * state.policies["sampler"]["norm"][0]
+    rates: Array = SAMPLERS["optimal"](budget=2).rates(state.policies["sampler"], shares)[0]  # type: ignore[attr-defined,call-arg]
     even = 2 * draw.uniform(shares)[0]
     assert variance.independent(rates, scores) < 0.9 * variance.independent(even, scores)
     norms = [
         float(chunk.update.norm())
-        for chunk in machine.train(machine.initial(), draw.everybody(shares), 1)
+        for chunk in machine.train(whole(machine.initial(), draw.everybody(shares), 1))
     ]
-    assert state.sampler["norm"][0] == pytest.approx(norms)
+    assert state.policies["sampler"]["norm"][0] == pytest.approx(norms)

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota import data, rng
-from rota.engine import Devices, Engine, make
+from rota.engine import Engine, make
 from rota.errors import BadInput
 from rota.estimate import FedAvg
-from rota.loop import Experiment
-from rota.plan import Plan, Task
+from rota.experiment import Experiment
+from rota.plan import Local, Plan, Task, whole
 from rota_lab.reproduce import estimate, fedavg_cells, fedavg_page, run, write_page
 from rota_lab.reproduce.fedavg_cells import (
     CELLS,
@@ -315,7 +315,7 @@ class Spy:
 
     def train(self, models: Any, plan: Plan, now: int, correction: Any = None) -> Any:
         self.trained.append(set(plan.model.tolist()))
-        return self.inner.train(models, plan, now, correction)
+        return self.inner.train(whole(models, plan, now, Local(shift=correction)))
 
     def evaluate(self, models: Any, which: Any = None) -> Any:
         self.tested.append(list(which))
@@ -329,7 +329,7 @@ def course(*rates: float) -> tuple[Experiment, Spy]:
     blobs = federation([30] * 8, seed=3)
     tasks = [Task(linear, blobs, lr=lr, name=str(s)) for s, lr in enumerate(rates)]
     return Experiment(tasks, Cohorts((0,) * len(tasks)), FedAvg()), Spy(
-        make("sequential", tasks, Devices(), 0, "cpu")
+        make("sequential", Experiment(tasks), "cpu")
     )
 
 

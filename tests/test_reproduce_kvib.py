@@ -15,7 +15,8 @@ from conftest import federation, linear
 import rota
 from rota.engine import Engine, make
 from rota.errors import BadInput
-from rota.plan import Chunk, Plan, Task
+from rota.experiment import Experiment
+from rota.plan import Chunk, Plan, Task, whole
 from rota.sampling import SAMPLERS, draw
 from rota.weights import Weights
 from rota_lab.reproduce import estimate, run, write_page
@@ -62,7 +63,7 @@ def by_client(
 ) -> dict[int, tuple[Chunk, int]]:
     return {
         int(plan.client[row]): (chunk, place)
-        for chunk in engine.train(models, plan, now)
+        for chunk in engine.train(whole(models, plan, now))
         for place, row in enumerate(chunk.rows)
     }
 
@@ -72,7 +73,7 @@ def test_trained_once_is_trained_as_drawn() -> None:
     data.train.of(2)[0][0, 0] = torch.inf
     task = Task(linear, data, batch=6)
     setting = rota.Experiment([task], SAMPLERS["full"]())
-    engine = make("auto", [task], setting.devices, 0, "cpu")
+    engine = make("auto", Experiment([task], devices=setting.devices), "cpu")
     once = theory.Once(engine, setting.shares)
     models = once.initial()
     for now, clients in ((1, [3, 0]), (1, [1, 2]), (2, [0, 2, 3]), (2, [])):

@@ -18,7 +18,7 @@ import rota
 from rota.data.describe import describe
 from rota.data.roster import Roster
 from rota.errors import BadInput
-from rota.loop import Experiment
+from rota.experiment import Experiment
 from rota.plan import Task, shares
 from rota.running import experiment as experiments
 from rota.running.check import check

@@ -9,11 +9,13 @@ from conftest import federation, linear, network
 from torch import Tensor, nn
 
 from rota.data.federation import Federation, Part
-from rota.engine import Batched, Devices, Score, make
+from rota.engine import Batched, Score, make
 from rota.engine.sequential import Sequential
+from rota.experiment import Experiment
 from rota.models import cnn, leaf_lstm, two_nn
-from rota.plan import Plan, Task, cross_entropy
+from rota.plan import Plan, Task, cross_entropy, whole
 from rota.weights import Weights, load
+from rota.world.devices import Devices
 
 SIZES = [5, 12, 20, 8]
 
@@ -42,7 +44,7 @@ def summed(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def pair(tasks: list[Task]) -> tuple[Batched, Sequential, list[Weights]]:
-    batched, plain = (make(name, tasks, Devices(), 0, "cpu") for name in ("batched", "sequential"))
+    batched, plain = (make(name, Experiment(tasks), "cpu") for name in ("batched", "sequential"))
     assert isinstance(batched, Batched)
     assert isinstance(plain, Sequential)
     return batched, plain, plain.initial()
@@ -100,7 +102,7 @@ def test_some_of_the_models_in_any_order(name: str) -> None:
         Task(linear, two),
         Task(linear, one),
     ]
-    engine = make(name, tasks, Devices(), 0, "cpu")
+    engine = make(name, Experiment(tasks), "cpu")
     models = engine.initial()
     all_of_them = engine.evaluate(models)
     for which in ([5, 0, 3], [4], [1, 2, 4], []):
@@ -169,7 +171,7 @@ def test_clients_know_the_statistics_of_their_own_examples_alone(
         for k, (x, y) in zip((1, 1, halves, 1, 1), parts, strict=True)
     ]
     for engine in (batched, plain):
-        loss, count = engine.losses(models, plan, 1)
+        loss, count = engine.losses(whole(models, plan, 1))
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         assert count.tolist() == [8, 5, 30, 2, 12]
         score = engine.evaluate(models)[0]
@@ -208,7 +210,7 @@ def test_a_client_with_a_single_example_has_a_loss() -> None:
     data = federation([1, 6])
     batched, _, models = pair([Task(mixing, data)])
     loss, _ = batched.losses(
-        models, Plan(np.arange(2), np.zeros(2, np.int64), np.ones(2), np.ones(2)), 1
+        whole(models, Plan(np.arange(2), np.zeros(2, np.int64), np.ones(2), np.ones(2)), 1)
     )
     assert np.isfinite(loss).all()
 
@@ -233,7 +235,7 @@ def test_models_with_losses_of_their_own_are_not_mixed() -> None:
     data = federation(SIZES)
     module = linear(data.shape, data.classes)
     engine = make(
-        "batched", [Task(module, data), Task(module, data, loss=doubled)], Devices(), 0, "cpu"
+        "batched", Experiment([Task(module, data), Task(module, data, loss=doubled)]), "cpu"
     )
     single, double = engine.evaluate(engine.initial())
     assert double.loss == pytest.approx(2 * single.loss)

@@ -24,7 +24,7 @@ import rota
 from rota import loop, rng
 from rota.arrays import Array
 from rota.data.federation import Federation
-from rota.engine import ENGINES, Devices, make
+from rota.engine import ENGINES, make
 from rota.errors import BadInput
 from rota.estimate import (
     ESTIMATORS,
@@ -42,6 +42,7 @@ from rota.estimate import (
     Unbiased,
 )
 from rota.estimate.memory import Place, Tensors, settle
+from rota.experiment import Experiment
 from rota.plan import Chunk, Plan, Question, Seen, Task
 from rota.running.check import check
 from rota.sampling import SAMPLERS, Full, Ocs, RoundRobin, Uniform
@@ -602,7 +603,7 @@ def test_scaffold_is_scaffold(engine: str, native: str, monkeypatch: pytest.Monk
         ),
     ]
     experiment = rota.Experiment(tasks, Uniform(3), estimator=Scaffold(), rounds=6)
-    machine = make(engine, tasks, Devices(), 0, "cpu")
+    machine = make(engine, Experiment(tasks), "cpu")
     state = loop.begin(experiment, machine)
     plain = [
         Scaffolding(m.params.clone(), [torch.zeros_like(m.params)] * 6, torch.zeros_like(m.params))
@@ -617,12 +618,15 @@ def test_scaffold_is_scaffold(engine: str, native: str, monkeypatch: pytest.Monk
             )
             torch.testing.assert_close(state.models[s].params, plain[s].model, rtol=1e-3, atol=1e-5)
             torch.testing.assert_close(
-                state.estimator[f"common.{s}"], plain[s].common, rtol=1e-3, atol=1e-4
+                state.policies["estimator"][f"common.{s}"], plain[s].common, rtol=1e-3, atol=1e-4
             )
-    settle(state.estimator)
+    settle(state.policies["estimator"])
     for s in range(3):
         torch.testing.assert_close(
-            state.estimator[f"memory.{s}"], torch.stack(plain[s].mine), rtol=1e-3, atol=1e-4
+            state.policies["estimator"][f"memory.{s}"],
+            torch.stack(plain[s].mine),
+            rtol=1e-3,
+            atol=1e-4,
         )
     assert float(plain[0].common.norm()) > 0.01
     uncorrected = loop.begin(replace(experiment, estimator=Unbiased()), machine)
@@ -663,16 +667,16 @@ def test_scaffold_ends_where_all_gradients_end() -> None:
 def test_a_client_that_fails_keeps_its_control() -> None:
     task = Task(fragile, sick([1]))
     experiment = rota.Experiment([task], Full(), estimator=Scaffold())
-    machine = make("sequential", [task], Devices(), 0, "cpu")
+    machine = make("sequential", Experiment([task]), "cpu")
     state = loop.begin(experiment, machine)
     for _ in range(2):
         state, record = loop.play(experiment, machine, state)
         assert [failure["client"] for failure in record["failures"]] == [1]
-    settle(state.estimator)
-    memory = state.estimator["memory.0"]
+    settle(state.policies["estimator"])
+    memory = state.policies["estimator"]["memory.0"]
     assert torch.isfinite(memory).all()
     assert (memory.norm(dim=1) > 0).tolist() == [True, False, True]
-    torch.testing.assert_close(state.estimator["common.0"], memory.mean(dim=0))
+    torch.testing.assert_close(state.policies["estimator"]["common.0"], memory.mean(dim=0))
 
 
 # ---- in a run

@@ -37,12 +37,12 @@ from rota.engine import ENGINES, Score, Sequential
 from rota.engine.local import Correction
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yogi
-from rota.loop import Experiment, State
+from rota.experiment import Experiment, State
 from rota.plan import Chunk, Plan, Seen, Task
 from rota.running import experiment as experiments
-from rota.running.experiment import Interrupted, Run, execute
 from rota.running.folder import Folder, checkpoint, differences, flat, refuse_used
 from rota.running.record import Record
+from rota.running.run import Interrupted, Run, execute
 from rota.sampling import SAMPLERS, Gvr
 from rota.weights import Weights
 from rota.world.availability import Availability
@@ -241,11 +241,11 @@ def bits(value: Any) -> tuple[Any, ...]:
 def same(one: State, other: State) -> bool:
     def named(state: State) -> dict[str, Any]:
         groups = {
-            "sampler": state.sampler,
-            "estimator": state.estimator,
-            "availability": state.availability,
+            "sampler": state.policies["sampler"],
+            "estimator": state.policies["estimator"],
+            "availability": state.policies["availability"],
         }
-        groups |= {f"server {s}": moments for s, moments in enumerate(state.server)}
+        groups |= {f"server {s}": moments for s, moments in enumerate(state.policies["server"])}
         groups |= {f"model {s}": model._asdict() for s, model in enumerate(state.models)}
         return {
             f"{group} {name}": bits(value)
@@ -537,7 +537,7 @@ def test_memories_survive(
     run = play(experiment, out=folder, resume=True)
     assert contents(folder) == contents(tmp_path / "whole")
     if Path("/proc/self/maps").exists():
-        assert [mapped(run.state.estimator[f"memory.{s}"]) for s in range(2)] == [
+        assert [mapped(run.state.policies["estimator"][f"memory.{s}"]) for s in range(2)] == [
             place == "disk"
         ] * 2
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "broken"}, (

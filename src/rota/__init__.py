@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rota import data, estimate, models, sampling
     from rota.data import Federation, from_clients, partition
-    from rota.engine import Devices
     from rota.errors import BadInput
-    from rota.loop import Experiment
-    from rota.plan import Chunk, Plan, Seen, Task
-    from rota.running.experiment import Run, run
+    from rota.experiment import Experiment
+    from rota.plan import Chunk, Job, Local, Model, Plan, Seen, Task
+    from rota.running.run import Run, run
     from rota.world.availability import Availability
+    from rota.world.devices import Devices
 
 __all__ = [
     "Availability",
@@ -20,6 +20,9 @@ __all__ = [
     "Devices",
     "Experiment",
     "Federation",
+    "Job",
+    "Local",
+    "Model",
     "Plan",
     "Run",
     "Seen",
@@ -37,11 +40,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "rota.world.availability": ["Availability"],
     "rota.data": ["Federation", "from_clients", "partition"],
-    "rota.engine": ["Devices"],
+    "rota.world.devices": ["Devices"],
     "rota.errors": ["BadInput"],
-    "rota.running.experiment": ["Run", "run"],
-    "rota.loop": ["Experiment"],
-    "rota.plan": ["Chunk", "Plan", "Seen", "Task"],
+    "rota.running.run": ["Run", "run"],
+    "rota.experiment": ["Experiment"],
+    "rota.plan": ["Chunk", "Job", "Local", "Model", "Plan", "Seen", "Task"],
 }
 
 

@@ -2,175 +2,156 @@
 
     shares  = who has what, and can be reached       availability.step
     plan    = who trains what                        sampler.ask, sampler.draw
-    chunks  = what came back, as it comes            engine.train
+    chunks  = what came back, as it comes            engine.train, admit
     models  = models - estimate of the full update   estimator, server
-    state   = what the next round decides from       sampler.observe
+    state   = what the next round decides from       observe
 
-Everything that a run remembers is in `State`, so a checkpoint is a State and resuming is `play` from it. Every random number is
-addressed by (seed, purpose, round, client, model), so nothing depends on how far a generator has been used.
+`State` (experiment.py) is everything that a run remembers, so a checkpoint is a State, and resuming
+is `play` from it. Every random number is addressed by (seed, purpose, round, client, task), so nothing depends on
+how far a generator has been used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import logging
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rota import plan as nouns
 from rota import rng
-from rota.arrays import Array
-from rota.engine import Devices, Engine
-from rota.estimate import Correcting, Estimate, Estimator, Server, Sgd, Tensors, Unbiased
-from rota.plan import Seen, Task, admit, checked
+from rota.admission import admit
+from rota.engine import Engine
+from rota.estimate import Estimate, Server
+from rota.experiment import Experiment, State
+from rota.plan import Job, Model, Plan, Seen, checked
+from rota.policies import KINDS, Observing, Opening, Watching, sees
 from rota.probe import Setting, price, probe
 from rota.running.record import Record, record, same_score
-from rota.sampling import Sampler
 from rota.sampling.metrics import Meter
 from rota.weights import Weights
-from rota.world.availability import Availability
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What is run: tasks that share their clients, and the policies that decide over them."""
-
-    tasks: list[Task]
-    sampler: Sampler
-    estimator: Estimator = field(default_factory=Unbiased)
-    server: Server = field(default_factory=Sgd)
-    devices: Devices = field(default_factory=Devices)
-    availability: Availability = field(default_factory=Availability)
-    rounds: int = 100
-    seed: int = 0
-    evaluate: int = 1
-    """Every how many rounds the models are tested (the last round always is)."""
-    target: float | None = None
-    """Stop once every model's accuracy is at least this."""
-    metrics: Sequence[str] = ()
-    """What is also measured of the sampler in every round (rota.sampling.metrics), at no cost to the run."""
-
-    @cached_property
-    def shares(self) -> Array:
-        """d[s, i]: client i's share of model s's data."""
-        return nouns.shares(self.tasks)
-
-    def pace(self, now: int) -> Array:
-        """Each model's learning rate in round `now`, in parts of the largest."""
-        rates = np.array([task.lr_at(now) for task in self.tasks])
-        return np.asarray(rates / rates.max())
-
-    @property
-    def names(self) -> list[str]:
-        """The models' names: their tasks', or their data's, numbered where that is not unique."""
-        plain = [task.name or task.data.name for task in self.tasks]
-        return [name if plain.count(name) == 1 else f"{name}-{s}" for s, name in enumerate(plain)]
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything a run remembers after `round` rounds."""
-
-    round: int
-    models: list[Weights]
-    sampler: nouns.State
-    estimator: Tensors
-    server: list[Tensors]
-    seconds: float = 0.0
-    """The virtual clock: synchronous rounds, each as long as its slowest client."""
-    bytes_up: int = 0
-    bytes_down: int = 0
-    availability: nouns.State = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """What the server holds between rounds."""
-        tensors = [
-            *self.estimator.values(),
-            *(t for moments in self.server for t in moments.values()),
-        ]
-        arrays = [*self.sampler.values(), *self.availability.values()]
-        return sum(int(each.nbytes) for each in [*self.models, *arrays, *tensors])
 
 
 def begin(experiment: Experiment, engine: Engine) -> State:
     """The state before the first round."""
-    models, clients = engine.initial(), experiment.tasks[0].roster.clients
-    return State(
-        round=0,
-        models=models,
-        sampler=experiment.sampler.init(experiment.shares, experiment.rounds),
-        estimator=experiment.estimator.init(models, experiment.shares),
-        server=[{} for _ in models],
-        availability=experiment.availability.init(clients),
-    )
+    opening = Opening(engine.initial(), experiment.shares, experiment.rounds)
+    states = {k: kind.begin(experiment.policies[k], opening) for k, kind in KINDS.items()}
+    return State(0, opening.models, opening.shares, states)
 
 
 def play(
     experiment: Experiment, engine: Engine, state: State, meter: Meter | None = None
 ) -> tuple[State, Record]:
-    """One round: the new state, and what is written of it, with what `meter` says."""
+    """One round: the new state, and the round's record, with what `meter` measures."""
     now, sampler, estimator = state.round + 1, experiment.sampler, experiment.estimator
-    shares, availability = experiment.availability.step(
-        state.availability, experiment.shares, experiment.seed, now
+    new = dict(state.policies)
+    shares, new["availability"] = experiment.availability.step(
+        new["availability"], state.shares, experiment.seed, now
     )
-    pace = experiment.pace(now)
+    rates = np.array([experiment.tasks[model.task].lr_at(now) for model in state.models])
+    pace = rates / rates.max()
     setting = Setting(engine, estimator, state.models, now, experiment.seed, pace)
-    memory, recalled, asked = probe(setting, sampler, state.sampler, shares, state.estimator)
-    plan = checked(
-        sampler.draw(memory, shares, rng.generator(rng.key(experiment.seed, "draw", now))), shares
+    new["sampler"], new["estimator"], asked = probe(
+        setting, sampler, new["sampler"], shares, new["estimator"]
     )
+    memory = new["sampler"]
+    generator = rng.generator(rng.key(experiment.seed, "draw", now))
+    plan = checked(sampler.draw(memory, shares, generator), shares)
 
-    seen = Seen.nothing(
-        len(plan), updates=getattr(sampler, "updates", False), pace=pace[plan.model]
-    )
-    correction = estimator.correction(recalled, plan) if isinstance(estimator, Correcting) else None
-    sums = estimator.begin(recalled, state.models, plan)
-    for chunk in engine.train(state.models, plan, now, correction):
-        chunk = admit(chunk)
-        seen.add(chunk, estimator.add(sums, plan, chunk))
+    job = setting.job(plan, new["estimator"], asked)
+    seen, sums = collect(experiment, engine, job, new)
+    estimates, new["estimator"] = estimator.finish(new["estimator"], sums)
+    models, new["server"] = apply(experiment.server, job, seen, estimates, new["server"])
+    for kind, policy in experiment.policies.items():
+        if isinstance(policy, Observing):
+            new[kind] = policy.observe(new[kind], shares, plan, seen.only(sees(policy)))
 
-    estimates, remembered = estimator.finish(recalled, sums)
-    models, server = apply(experiment.server, state.models, estimates, state.server)
-    cost = price(setting, plan, seen, asked)
-    new = State(
+    cost = price(plan, seen, asked)
+    after = State(
         round=now,
         models=models,
-        sampler=sampler.observe(memory, shares, plan, seen),
-        estimator=remembered,
-        server=server,
-        availability=availability,
+        shares=state.shares,
+        policies=new,
         seconds=state.seconds + cost.seconds,
         bytes_up=state.bytes_up + cost.bytes_up,
         bytes_down=state.bytes_down + cost.bytes_down,
     )
-    test = now % experiment.evaluate == 0 or now == experiment.rounds
-    totals: Record = {
-        "seconds": new.seconds,
+    totals = {
+        "seconds": after.seconds,
         "client_seconds": cost.client_seconds,
-        "bytes_up": new.bytes_up,
-        "bytes_down": new.bytes_down,
-    }
-    totals |= {
-        "server_bytes": new.nbytes,
+        "bytes_up": after.bytes_up,
+        "bytes_down": after.bytes_down,
+        "server_bytes": after.nbytes,
         **(meter(memory, shares, state.models, now) if meter else {}),
     }
+    test = now % experiment.evaluate == 0 or now == experiment.rounds
     scores = engine.evaluate(models) if test else None
-    return new, record(
-        now, experiment.names, plan, seen, scores, totals, asked, same_score(experiment.tasks)
-    )
+    names, alike = experiment.models(models), same_score(experiment.tasks)
+    return after, record(now, names, plan, seen, scores, totals, asked, alike)
+
+
+def collect(
+    experiment: Experiment, engine: Engine, job: Job, states: dict[str, nouns.State]
+) -> tuple[Seen, Any]:
+    """Train the job's rows: what the server saw, and the estimator's sums. Changes `states`."""
+    plan, estimator, admission = job.plan, experiment.estimator, experiment.admission
+    pace = np.array([experiment.tasks[model.task].lr_at(job.now) for model in job.models])
+    seen = Seen.nothing(len(plan), pace=(pace / pace.max())[plan.model])
+    watchers = {k: p for k, p in experiment.policies.items() if isinstance(p, Watching)}
+    watched = {kind: policy.watch(states[kind], plan) for kind, policy in watchers.items()}
+    sums = estimator.begin(states["estimator"], [model.weights for model in job.models], plan)
+    for reply in engine.train(job):
+        most = admission.limit(states["admission"], reply.model)
+        chunk = admit(reply, job, seen, most)
+        if not len(chunk.rows):
+            continue
+        seen.add(chunk, estimator.add(sums, plan, chunk))
+        norms = chunk.norm[chunk.ok]
+        states["admission"] = admission.learn(states["admission"], chunk.model, norms)
+        for kind, policy in watchers.items():
+            policy.see(watched[kind], plan, chunk)
+    for kind, policy in watchers.items():
+        states[kind] = policy.learn(states[kind], watched[kind])
+    return seen, sums
 
 
 def apply(
-    server: Server, models: list[Weights], estimates: list[Estimate], states: list[Tensors]
-) -> tuple[list[Weights], list[Tensors]]:
-    """Every model one server step further; a model of which nothing is known stays as it is."""
-    new_models, new_states = [], []
-    for model, (update, buffers), state in zip(models, estimates, states, strict=True):
+    server: Server, job: Job, seen: Seen, estimates: list[Estimate], memory: nouns.State
+) -> tuple[list[Model], nouns.State]:
+    """Take one server step per model; a model without an estimate stays as it is.
+
+    `memory` has every model's moments under "s.name". A step that would make a model or a moment
+    infinite is not taken, and the row with the largest weighted update becomes the failed one.
+    """
+    models, after = [], dict(memory)
+    for s, (model, (update, buffers)) in enumerate(zip(job.models, estimates, strict=True)):
         if update is not None:
-            params, state = server.step(model.params, update, state)
-            model = Weights(params, model.buffers if buffers is None else buffers)
-        new_models.append(model)
-        new_states.append(state)
-    return new_models, new_states
+            start = f"{s}."
+            mine = {k.removeprefix(start): v for k, v in memory.items() if k.startswith(start)}
+            params, moments = server.step(model.params, update, mine)
+            if all(map(finite, [params, *moments.values()])):
+                new = Weights(params, model.buffers if buffers is None else buffers)
+                model = replace(model, weights=new)
+                after |= {start + name: value for name, value in moments.items()}
+            else:
+                blame(job.plan, seen, s)
+        models.append(model)
+    return models, after
+
+
+def finite(values: Tensor) -> bool:
+    """Whether all numbers are finite; their sum tells in most cases."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def blame(plan: Plan, seen: Seen, model: int) -> None:
+    """Fail the row of a model whose weighted update was the largest."""
+    rows = np.flatnonzero(seen.ok & (plan.model == model))
+    if len(rows):
+        worst = rows[np.argmax(np.abs(plan.weight[rows]) * seen.norm[rows])]
+        seen.reason[worst] = "with this update the server's step was not finite"
+        seen.norm[worst] = seen.loss[worst] = np.nan
+    logging.getLogger("rota").warning("model %d: a step that was not finite was not taken", model)

@@ -1,12 +1,20 @@
-"""The nouns: Task (what is learnt), Plan (who trains what this round), Question (what a sampler asks before it draws), Chunk (what came
-back), Seen (what policies observe)."""
+"""The nouns of a round.
+
+Task      what is learned: a network, its data, and a client's local work
+Model     a task and weights; a run may have several models of one task
+Plan      who trains which model in this round
+Question  what a sampler asks clients before it draws
+Job       what an engine gets: models, a plan, and the work that each row has to do
+Chunk     what an engine gives back for some rows
+Seen      what the server learns about each row
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,33 +28,43 @@ from rota.arrays import Array
 from rota.data.federation import Federation
 from rota.data.roster import Roster
 from rota.errors import BadInput
+from rota.weights import Weights
 
 State = dict[str, Any]
-"""What a policy remembers between rounds: named arrays, and nothing else, so that a checkpoint holds all of it. Clients' updates
-are tensors, on the device they came from; those of a checkpoint are arrays at first."""
+"""What a policy remembers between rounds: named numpy arrays and tensors, and nothing else.
+
+A checkpoint holds all of it, so nothing may hide in attributes.
+"""
+
+NUMBER = 8
+"""Bytes per single number in a reply: a norm or a loss."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits, one number an example."""
+    """Cross-entropy of logits, one number per example."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def top1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest output is the target's class, one number an example."""
+    """1 where the largest output is the target's class, one number per example."""
     return (outputs.argmax(-1) == targets).float()
 
 
 @dataclass(frozen=True)
 class Task:
-    """One model to learn: its network, its clients' data, and the work a client does on it in a round.
+    """What is learned: a network, the clients' data, and the local work of a client in a round.
 
-    `model` is a function that returns an nn.Module (where it has parameters named `shape` or `classes`, they are filled from
-    the data), or a module, whose weights are then the starting point. A client runs `epochs` passes over its examples in
-    mini-batches of `batch` (None: all of them, S0's B = infinity), or exactly `steps` mini-batches: steps=1 is one
-    gradient of synchronous distributed SGD. The local optimiser starts afresh in every row: SGD with `momentum` (heavy ball,
-    or `nesterov`), or Adam; its `lr` is multiplied by `lr_decay` after every round. `prox` is FedProx's mu, which adds
-    mu/2 ||w - w_server||^2 to the local loss; `weight_decay` adds weight_decay * w to the gradient; `clip` bounds the
-    gradient's norm before that. `loss` and `score` give one number an example.
+    `model` is a function that returns an nn.Module, or a module whose weights are the starting
+    point. Parameters of the function named `shape` or `classes` are filled from the data.
+
+    A client makes `epochs` passes over its examples in mini-batches of `batch` (None: one batch of
+    all examples, B = infinity), or takes exactly `steps` mini-batches; `steps=1` is one gradient of
+    synchronous distributed SGD. Every row starts with a fresh local optimiser: SGD with `momentum`
+    (heavy ball, or `nesterov`), or Adam. `lr` is multiplied by `lr_decay` after every round.
+
+    `prox` is FedProx's mu: it adds mu/2 ||w - w_server||^2 to the local loss. `weight_decay` adds
+    weight_decay * w to the gradient. `clip` bounds the gradient's norm before weight decay is
+    added. `loss` and `score` return one number per example.
     """
 
     model: Callable[..., nn.Module] | nn.Module
@@ -73,16 +91,16 @@ class Task:
 
     @property
     def federation(self) -> Federation:
-        """The examples, which engines need that train on this machine."""
+        """The examples, for engines that train on this machine."""
         if isinstance(self.data, Roster):
             raise BadInput(
-                f"task '{self.name or self.data.name}' has a roster in the place of data: "
-                "give a Federation, or choose an engine that trains where the data are"
+                f"task '{self.name or self.data.name}' has a roster instead of data: give a "
+                "Federation, or choose an engine that trains where the data are"
             )
         return self.data
 
     def build(self, seed: int = 0) -> nn.Module:
-        """A fresh module; the same seed gives the same weights."""
+        """Make a fresh module; the same seed gives the same weights."""
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
         wanted = inspect.signature(self.model).parameters
@@ -92,22 +110,47 @@ class Task:
             return self.model(**{name: value for name, value in known.items() if name in wanted})
 
     def lr_at(self, now: int) -> float:
-        """The learning rate of round `now`, counted from 1."""
+        """The learning rate of round `now`; the first round is 1."""
         return self.lr * self.lr_decay ** (now - 1)
 
 
 def shares(tasks: list[Task]) -> Array:
-    """d[s, i]: client i's share of model s's training examples; rows sum to 1, 0 means "no data for it"."""
+    """d[t, i]: client i's share of task t's training examples.
+
+    Each row sums to 1. A share of 0 means that the client has no data for the task.
+    """
     sizes: Array = np.stack([task.roster.sizes for task in tasks]).astype(np.float64)
     return np.asarray(sizes / sizes.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One round's rota: row r says that client[r] trains model[r], drawn with probability[r], to count weight[r].
+class Model:
+    """One of a run's models: the number of its task, and its weights."""
 
-    `weight` is what makes the weighted sum of updates estimate full participation: share / probability, where the pair was
-    drawn once. Rows are unique: a pair drawn twice is one row of twice the weight. A probability is NaN where it has no closed form.
+    task: int
+    weights: Weights
+
+    @property
+    def params(self) -> Tensor:
+        return self.weights.params
+
+    @property
+    def buffers(self) -> Tensor:
+        return self.weights.buffers
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round's rota: row r says that client[r] trains model[r].
+
+    `probability` is the chance that the row was drawn, or NaN where it has no closed form.
+    `weight` makes the weighted sum of updates an estimate of full participation: share / probability
+    for a pair that was drawn once. Rows are unique: a pair that was drawn twice is one row with
+    twice the weight.
     """
 
     client: Array
@@ -119,24 +162,20 @@ class Plan:
         return len(self.client)
 
     def of(self, rows: Array) -> Plan:
-        """Some of its rows, in that order."""
-        return Plan(self.client[rows], self.model[rows], self.probability[rows], self.weight[rows])
+        """Some of the rows, in the given order."""
+        return Plan(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 def checked(plan: Plan, shares: Array) -> Plan:
-    """The plan, if it is one: a sampler of the user's own may draw anything."""
+    """Return the plan if it is valid; a user's own sampler may draw anything."""
     if not isinstance(plan, Plan):
-        raise BadInput(
-            f"the sampler draws a {type(plan).__name__}: its draw must return a rota.Plan"
-        )
+        raise BadInput(f"the sampler's draw returned a {type(plan).__name__}: return a rota.Plan")
     for name, column in vars(plan).items():
-        if (
-            not isinstance(column, np.ndarray)
-            or column.shape != np.shape(plan.client)
-            or column.ndim != 1
-        ):
+        known = isinstance(column, np.ndarray) and column.ndim == 1
+        if not known or column.shape != np.shape(plan.client):
             raise BadInput(
-                f"the sampler's plan has no row of numbers for '{name}': give four arrays of one length"
+                f"the sampler's plan has no one-dimensional array '{name}' of the same length as "
+                "'client': give four arrays of one length"
             )
     for name, number in (("client", shares.shape[1]), ("model", shares.shape[0])):
         column = getattr(plan, name)
@@ -144,33 +183,38 @@ def checked(plan: Plan, shares: Array) -> Plan:
             raise BadInput(
                 f"the sampler's plan has a wrong '{name}': give whole numbers from 0 to {number - 1}"
             )
-    if not (shares[plan.model, plan.client] > 0).all():
-        row = int(np.argmin(shares[plan.model, plan.client] > 0))
-        where = f"client {plan.client[row]} for model {plan.model[row]}"
+    for name in ("probability", "weight"):
+        if getattr(plan, name).dtype.kind not in "iuf":
+            raise BadInput(f"the sampler's plan has a wrong '{name}': give an array of floats")
+    owns = shares[plan.model, plan.client] > 0
+    if not owns.all():
+        row = int(np.argmin(owns))
         raise BadInput(
-            f"the sampler draws {where}, of which it has no data or cannot be reached: draw where shares are above 0"
+            f"the sampler drew client {plan.client[row]} for model {plan.model[row]}, but this client "
+            "has no data for it or cannot be reached: draw only pairs whose share is above 0"
         )
-    if (
-        not np.isfinite(plan.weight).all()
-        or (plan.probability <= 0).any()
-        or (plan.probability > 1 + 1e-6).any()
-    ):
+    chances = plan.probability
+    if not np.isfinite(plan.weight).all() or (chances <= 0).any() or (chances > 1 + 1e-6).any():
         raise BadInput(
-            "the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1 (NaN where not known)"
+            "the sampler's plan has wrong numbers: weights must be finite, and probabilities above 0 "
+            "and at most 1 (NaN where unknown)"
         )
     if len(np.unique(plan.model * shares.shape[1] + plan.client)) < len(plan):
         raise BadInput(
-            "the sampler draws a client twice for one model: give it one row of twice the weight"
+            "the sampler drew a client twice for one model: give one row with twice the weight"
         )
     return plan
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a sampler asks of some pairs before it draws: to train, and say the update's norm or send it; or to say the model's loss.
+    """What a sampler asks about some pairs before it draws.
 
-    A loss is the mean over all the client's training examples, or over `examples` of them at random. "expected" asks no client but the
-    estimator, for the norms that it expects from what it remembers.
+    - "norm": the client trains and reports the norm of its update
+    - "update": the client trains and sends its update
+    - "loss": the client reports the model's mean loss over its training examples, or over
+      `examples` of them chosen at random
+    - "expected": no client is asked; the estimator reports the norms that it expects
     """
 
     rows: Plan
@@ -179,105 +223,242 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """What came back for some rows of the plan, all of one model, stacked.
+class Duty:
+    """What each row of a plan has to do, as arrays over rows.
 
-    `update` [rows, params] is start - end of local training (it includes the learning rate); `buffers` [rows, buffers] are
-    the new values. `loss` is the mean training loss over the local steps; `steps` counts those, `examples` the examples processed,
-    and `lr` is the learning rate of them all. A row whose `reason` is not empty failed: its update and loss mean nothing.
+    `training` is the share of the local training that the row still has to compute: 1, or 0 for a
+    client that trained when it was probed, or 1/3 to evaluate a loss. `down` and `up` are the bytes
+    of models and controls that the row fetches and sends. `numbers` is how many single numbers
+    the reply carries besides; simulators count their bytes, but give them no time on the link.
+    """
+
+    training: Array
+    down: Array
+    up: Array
+    numbers: Array
+
+    def of(self, rows: Array) -> Duty:
+        """The duties of some rows, in the given order."""
+        return Duty(*(getattr(self, each.name)[rows] for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class Local:
+    """The three vectors of local work, each a function of plan rows; None is the usual one.
+
+    - `start`: where rows begin, as weights with a leading axis of rows (usually: at their model)
+    - `anchor`: what the proximal term pulls to, [rows, params] (usually: to the start, as in
+      FedProx; Ditto pulls personal models to the global one)
+    - `shift`: what is added to the gradient of every local step, [rows, params] (usually: nothing;
+      SCAFFOLD adds c - c_i)
+    """
+
+    start: Callable[[Array], Weights] | None = None
+    anchor: Callable[[Array], Tensor] | None = None
+    shift: Callable[[Array], Tensor] | None = None
+
+    def of(self, rows: Array) -> Local:
+        """The same vectors for a plan that consists of these rows."""
+
+        def cut(function: Callable[[Array], Any] | None) -> Callable[[Array], Any] | None:
+            return None if function is None else lambda few: function(rows[few])
+
+        return Local(cut(self.start), cut(self.anchor), cut(self.shift))
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that an engine needs to train the rows of a plan in round `now`."""
+
+    now: int
+    models: list[Model]
+    plan: Plan
+    duty: Duty
+    local: Local = field(default_factory=Local)
+
+    @cached_property
+    def task(self) -> Array:
+        """The task of each row."""
+        return np.array([model.task for model in self.models], np.int64)[self.plan.model]
+
+    def of(self, rows: Array) -> Job:
+        """The job of some rows, in the given order."""
+        return replace(
+            self, plan=self.plan.of(rows), duty=self.duty.of(rows), local=self.local.of(rows)
+        )
+
+
+def duty(
+    models: list[Model],
+    plan: Plan,
+    training: float = 1.0,
+    down: tuple[int, int] = (1, 0),
+    up: tuple[int, int] = (1, 0),
+    numbers: int = 0,
+) -> Duty:
+    """The same duty for all rows. `down` and `up` count models and controls; controls have no buffers."""
+    model = np.array([each.nbytes for each in models], np.int64)[plan.model]
+    control = np.array([each.params.nbytes for each in models], np.int64)[plan.model]
+    return Duty(
+        training=np.full(len(plan), training),
+        down=down[0] * model + down[1] * control,
+        up=up[0] * model + up[1] * control,
+        numbers=np.full(len(plan), numbers),
+    )
+
+
+def whole(models: list[Model], plan: Plan, now: int, local: Local | None = None) -> Job:
+    """A job in which every row fetches its model, trains it and sends its update."""
+    return Job(now, models, plan, duty(models, plan), local or Local())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each row costs, as arrays over rows: measured by real devices, computed by simulators.
+
+    `seconds` is the time for computing and transfer together, `computing` for computing alone; both
+    are NaN where the row did not train. `up` and `down` are bytes.
+    """
+
+    seconds: Array
+    computing: Array
+    up: Array
+    down: Array
+
+    @classmethod
+    def nothing(cls, rows: int) -> Costs:
+        """Rows that have cost nothing yet."""
+        seconds, computing = np.full((2, rows), np.nan)
+        up, down = np.zeros((2, rows), np.int64)
+        return cls(seconds, computing, up, down)
+
+    def of(self, places: Array) -> Costs:
+        """The costs of some rows, in the given order."""
+        return Costs(*(getattr(self, each.name)[places] for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What came back for some rows of a plan, all of one model, stacked.
+
+    `now` is the round that the rows were trained in. `update` [rows, params] is start - end of local
+    training, so it includes the learning rate; `buffers` [rows, buffers] are the new values. `loss`
+    is the mean training loss over the local steps, `steps` counts them, `examples` counts the
+    examples that were processed, and `lr` is the learning rate of all steps.
+
+    A row with a `reason` failed: its update and its loss mean nothing, but its costs count.
     """
 
     rows: Array
     model: int
+    now: int
     lr: float
     update: Tensor
     buffers: Tensor
     loss: Array
     steps: Array
     examples: Array
-    seconds: Array
+    costs: Costs
     reason: list[str]
     measured: tuple[Tensor, Array] | None = None
     """The updates, and their norms where the engine knows them already."""
 
     @property
     def ok(self) -> Array:
-        """Which rows came back."""
+        """Which rows succeeded."""
         return np.array([not reason for reason in self.reason], bool)
 
     @cached_property
     def norm(self) -> Array:
-        """The updates' norms."""
+        """The norms of the updates."""
         if self.measured is not None and self.measured[0] is self.update:
             return self.measured[1]
         return np.asarray(torch.linalg.vector_norm(self.update, dim=1).double().cpu().numpy())
 
+    def of(self, places: Array) -> Chunk:
+        """Some of the rows: `places` are positions in this chunk, not rows of the plan."""
+        if len(places) == len(self.rows) and (places == np.arange(len(places))).all():
+            return self
+        known = self.measured is not None and self.measured[0] is self.update
+        update = self.update[places]
+        return replace(
+            self,
+            rows=self.rows[places],
+            update=update,
+            buffers=self.buffers[places],
+            loss=self.loss[places],
+            steps=self.steps[places],
+            examples=self.examples[places],
+            costs=self.costs.of(places),
+            reason=[self.reason[place] for place in places.tolist()],
+            measured=(update, self.norm[places]) if known else None,
+        )
 
-NOT_FINITE = "the update is not finite"
 
-
-def admit(chunk: Chunk) -> Chunk:
-    """Turn rows that cannot be used into failed rows, with the reason."""
-    finite = np.isfinite(
-        chunk.norm
-    )  # which may overflow where no entry does, so what it doubts is looked at
-    if not finite.all():
-        finite |= torch.isfinite(chunk.update).all(dim=1).cpu().numpy()
-    if chunk.buffers.shape[1]:
-        finite &= torch.isfinite(chunk.buffers).all(dim=1).cpu().numpy()
-    if finite.all():
-        return chunk
-    reason = [
-        old if fine or old else NOT_FINITE
-        for old, fine in zip(chunk.reason, finite.tolist(), strict=True)
-    ]
-    return replace(chunk, reason=reason)
+NO_REPLY = "no reply"
+COLUMNS = {"norm", "loss", "examples", "seconds"}
+"""The columns of Seen that a policy may declare in `sees`; "update" means that it watches chunks."""
 
 
 @dataclass
 class Seen:
-    """What the server saw of each plan row, as arrays over rows: all that policies learn from.
+    """What the server learned about each plan row, as arrays over rows.
 
-    `norm` and `loss` are NaN for rows that failed, `examples` and `seconds` for those that did not train: a failed row has its price.
-    `norm` is the norm of what the estimator weighs: the update, or what it differs by from one that is remembered. `pace` is the row's
-    learning rate in parts of the largest of all models'. The updates themselves are kept (row -> update, on their device) only for a
-    sampler that needs them.
+    `norm` and `loss` are NaN for rows that failed, `examples` for rows that did not train. A row that
+    trained and failed still has its costs. `norm` is the norm of
+    what the estimator weighs: the update, or its difference from a remembered one. `pace` is the
+    row's learning rate as a fraction of the largest one of all models.
     """
 
     norm: Array
     loss: Array
     examples: Array
-    seconds: Array
+    costs: Costs
     reason: list[str]
-    update: dict[int, Tensor] | None = None
     pace: Array | float = 1.0
 
     @classmethod
-    def nothing(cls, rows: int, updates: bool = False, pace: Array | float = 1.0) -> Seen:
-        norm, loss, examples, seconds = np.full((4, rows), np.nan)
-        return cls(
-            norm, loss, examples, seconds, ["no reply"] * rows, {} if updates else None, pace
-        )
+    def nothing(cls, rows: int, pace: Array | float = 1.0) -> Seen:
+        """Nobody has replied yet."""
+        norm, loss, examples = np.full((3, rows), np.nan)
+        return cls(norm, loss, examples, Costs.nothing(rows), [NO_REPLY] * rows, pace)
+
+    @property
+    def seconds(self) -> Array:
+        """Each row's time, computing and transfer; NaN where it did not train."""
+        return self.costs.seconds
 
     @property
     def ok(self) -> Array:
+        """Which rows succeeded."""
         return np.array([not reason for reason in self.reason], bool)
 
+    @property
+    def waiting(self) -> Array:
+        """Which rows have not replied."""
+        return np.array([reason == NO_REPLY for reason in self.reason], bool)
+
     def add(self, chunk: Chunk, norm: Array | None = None) -> None:
-        """Write one chunk's rows in, with these norms where they are not the updates' own."""
+        """Write a chunk's rows, with `norm` in place of the norms of their updates."""
         ok, ran = chunk.ok, chunk.steps > 0
         rows = chunk.rows[ok]
         self.norm[rows] = (chunk.norm if norm is None else norm)[ok]
         self.loss[rows] = chunk.loss[ok]
         self.examples[chunk.rows[ran]] = chunk.examples[ran]
-        self.seconds[chunk.rows[ran]] = chunk.seconds[ran]
-        for row, reason in zip(chunk.rows, chunk.reason, strict=True):
+        self.costs.seconds[chunk.rows[ran]] = chunk.costs.seconds[ran]
+        self.costs.computing[chunk.rows[ran]] = chunk.costs.computing[ran]
+        self.costs.up[chunk.rows], self.costs.down[chunk.rows] = chunk.costs.up, chunk.costs.down
+        for row, reason in zip(chunk.rows.tolist(), chunk.reason, strict=True):
             self.reason[row] = reason
-        if self.update is not None:
-            self.update |= dict(
-                zip(
-                    rows.tolist(),
-                    chunk.update[torch.from_numpy(ok).to(chunk.update.device)],
-                    strict=True,
-                )
-            )
+
+    def only(self, sees: Collection[str]) -> Seen:
+        """The columns that a policy declares in `sees`; the others are NaN."""
+        nothing = Seen.nothing(len(self.reason))
+        return Seen(
+            norm=self.norm if "norm" in sees else nothing.norm,
+            loss=self.loss if "loss" in sees else nothing.loss,
+            examples=self.examples if "examples" in sees else nothing.examples,
+            costs=self.costs if "seconds" in sees else nothing.costs,
+            reason=self.reason,
+            pace=self.pace,
+        )

@@ -1,50 +1,34 @@
-"""The probe: what a sampler asks before it draws, and what the whole round costs with it.
+"""The probe: what a sampler asks before it draws, and what a round costs with it.
 
-A client that is asked fetches the model. To say its loss it evaluates it (a third of a training pass); to say its norm it trains; to
-show its update it trains and uploads. If it is drawn afterwards it does the rest alone: its update is the one it has, since its
-randomness is addressed, so the engine may train it again, and the clock does not.
+A client that is asked fetches the model. To report a loss it evaluates the model, which costs a
+third of a training pass. To report a norm it trains; to show its update it also sends it. If it is
+drawn afterwards, it does only the rest. Its update is the one that it already has, because its
+randomness is addressed: an engine may train it again, but the clock does not count that.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from rota import rng
+from rota.admission import admit
 from rota.arrays import Array
 from rota.engine import Engine
 from rota.errors import BadInput
 from rota.estimate import Correcting, Estimator, Expecting, Recalling, Tensors
-from rota.plan import Plan, Question, Seen, State, admit
+from rota.plan import Duty, Job, Local, Model, Plan, Question, Seen, State, duty
+from rota.policies import Watching, sees
 from rota.sampling import Asking, Sampler
-from rota.weights import Weights
-
-NUMBER = 8
-"""Bytes of a number in an answer: a norm or a loss."""
-
-
-class Load(NamedTuple):
-    """What travels one way: models, and controls, which have no buffers."""
-
-    models: int = 0
-    controls: int = 0
-
-    def nbytes(self, model: Weights) -> int:
-        return self.models * model.nbytes + self.controls * model.params.nbytes
-
-
-class Work(NamedTuple):
-    """What a row does: how much of its training, and what it fetches and sends."""
-
-    training: float
-    down: Load = Load()
-    up: Load = Load()
 
 
 class Cost(NamedTuple):
-    """Virtual seconds of the round (its slowest client's, on the link and with all its models, one after the other), of all clients'
-    computing together, and bytes.
+    """What a round costs.
+
+    `seconds` is the time of the slowest client, computing and transfer, with all its models one
+    after the other. `client_seconds` is the computing time of all clients together.
     """
 
     seconds: float
@@ -54,102 +38,120 @@ class Cost(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A sampler's question, and what the clients answered."""
+    """A sampler's question and the clients' answers."""
 
     question: Question
     answers: Seen
 
 
-class Setting(NamedTuple):
-    """What a round works with."""
+@dataclass(frozen=True)
+class Setting:
+    """What a round works with. `pace` is each model's learning rate as a fraction of the largest."""
 
     engine: Engine
     estimator: Estimator
-    models: list[Weights]
+    models: list[Model]
     now: int
     seed: int
     pace: Array
-    """Each model's learning rate, in parts of the largest."""
 
-    def work(self, what: str | None) -> tuple[Work, Work]:
-        """What a client does to answer, and if it is drawn afterwards; for None all of it is still to be done."""
-        controls = self.estimator.controls if isinstance(self.estimator, Correcting) else 0
-        load = Load(1, controls)
-        whole = Work(1, load, load)
-        return {
-            None: (Work(0), whole),
-            "loss": (Work(1 / 3, Load(1)), Work(1, Load(0, controls), load)),
-            "norm": (Work(1, load), Work(0, Load(), load)),
-            "update": (whole, Work(0)),
-        }[what]
+    def job(self, plan: Plan, recalled: Tensors, asked: Asked | None) -> Job:
+        """The training of the plan's rows; who was asked before has done a part of it."""
+        what = asked.question.what if asked else None
+        work = self._duty(plan, None)
+        if asked and what:
+            known = np.isin(self._pairs(plan), self._pairs(asked.question.rows))
+            rest = self._duty(plan, what)
+            columns = ("training", "down", "up", "numbers")
+            pairs = ((getattr(rest, name), getattr(work, name)) for name in columns)
+            work = Duty(*(np.where(known, *pair) for pair in pairs))
+        return Job(self.now, self.models, plan, work, self._local(recalled, plan))
+
+    def question(self, rows: Plan, what: str, recalled: Tensors) -> Job:
+        """What clients do to answer a question."""
+        controls = self._controls
+        if what == "loss":
+            work = duty(self.models, rows, 1 / 3, (1, 0), (0, 0), numbers=1)
+            return Job(self.now, self.models, rows, work)
+        if what == "norm":
+            numbers = self.estimator.numbers if isinstance(self.estimator, Recalling) else 1
+            work = duty(self.models, rows, 1, (1, controls), (0, 0), numbers)
+        else:
+            work = duty(self.models, rows, 1, (1, controls), (1, controls))
+        return Job(self.now, self.models, rows, work, self._local(recalled, rows))
+
+    def _duty(self, plan: Plan, asked: str | None) -> Duty:
+        """What is left to do for rows that were asked this before."""
+        controls = self._controls
+        training, down, up = {
+            None: (1, (1, controls), (1, controls)),
+            "loss": (1, (0, controls), (1, controls)),
+            "norm": (0, (0, 0), (1, controls)),
+            "update": (0, (0, 0), (0, 0)),
+        }[asked]
+        return duty(self.models, plan, training, down, up)
+
+    @property
+    def _controls(self) -> int:
+        return self.estimator.controls if isinstance(self.estimator, Correcting) else 0
+
+    def _local(self, recalled: Tensors, plan: Plan) -> Local:
+        if not isinstance(self.estimator, Correcting):
+            return Local()
+        return self.estimator.local(recalled, plan)
+
+    def _pairs(self, plan: Plan) -> Array:
+        return plan.client * len(self.models) + plan.model
 
 
 def probe(
     setting: Setting, sampler: Sampler, memory: State, shares: Array, recalled: Tensors
 ) -> tuple[State, Tensors, Asked | None]:
-    """Ask what the sampler wants to know before it draws: its state with the answers in it, and the estimator's, which may learn from
-    them too; and what was asked of clients, to be paid for.
+    """Ask what the sampler wants to know before it draws.
+
+    Returns the sampler's state with the answers in it, the estimator's state, which may learn from
+    the answers too, and what was asked of clients, which the run pays for.
     """
     if not isinstance(sampler, Asking):
         return memory, recalled, None
-    engine, estimator, models, now, seed, pace = setting
-    question = sampler.ask(memory, shares, rng.generator(rng.key(seed, "ask", now)))
+    estimator = setting.estimator
+    question = sampler.ask(memory, shares, rng.generator(rng.key(setting.seed, "ask", setting.now)))
     rows, what = question.rows, question.what
-    answers = Seen.nothing(len(rows), updates=what == "update", pace=pace[rows.model])
+    answers = Seen.nothing(len(rows), pace=setting.pace[rows.model])
     if what == "expected":
         if not isinstance(estimator, Expecting):
             raise BadInput(
-                f"the sampler asks what the estimator expects, which a {type(estimator).__name__} cannot say: take stale-vre"
+                f"the sampler asks which norms the estimator expects, and {type(estimator).__name__} "
+                "cannot tell: use the estimator stale-vre"
             )
         answers.norm, answers.reason = estimator.expected(recalled, rows), [""] * len(rows)
-        return sampler.hear(memory, rows, answers), recalled, None
+        return sampler.hear(memory, rows, answers.only(sees(sampler))), recalled, None
+    job = setting.question(rows, what, recalled)
     if what == "loss":
-        answers.loss, answers.examples = engine.losses(models, rows, now, question.examples)
-        answers.reason = [
-            "" if fine else "the loss is not finite" for fine in np.isfinite(answers.loss).tolist()
-        ]
-        answers.loss[~answers.ok] = np.nan
+        answers = setting.engine.losses(job, question.examples)
+        answers.pace = setting.pace[rows.model]
     else:
-        correction = (
-            estimator.correction(recalled, rows) if isinstance(estimator, Correcting) else None
-        )
-        for chunk in map(admit, engine.train(models, rows, now, correction)):
+        watched = sampler.watch(memory, rows) if isinstance(sampler, Watching) else None
+        for reply in setting.engine.train(job):
+            chunk = admit(reply, job, answers)
             norm = None
             if isinstance(estimator, Recalling):
                 norm, recalled = estimator.residual(recalled, rows, chunk)
             answers.add(chunk, norm)
-    answers.seconds = _seconds(setting, rows, answers.examples, setting.work(what)[0])
-    return sampler.hear(memory, rows, answers), recalled, Asked(question, answers)
+            if isinstance(sampler, Watching):
+                sampler.see(watched, rows, chunk)
+        if isinstance(sampler, Watching):
+            memory = sampler.learn(memory, watched)
+    heard = sampler.hear(memory, rows, answers.only(sees(sampler)))
+    return heard, recalled, Asked(question, answers)
 
 
-def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
-    """What a round costs: its plan, and what was asked before."""
-    new = _bill(setting, plan, seen, setting.work(None)[1])
+def price(plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
+    """The sum of what rows report: the plan's, and those that were asked before."""
+    then = _sum(plan, seen)
     if asked is None:
-        return _cost(plan, *new)
-    rows, what, answers = asked.question.rows, asked.question.what, asked.answers
-    before, after = setting.work(what)
-    seconds, computing, up, down = _bill(setting, rows, answers, before)
-    numbers = (
-        setting.estimator.numbers
-        if isinstance(setting.estimator, Recalling) and what == "norm"
-        else 1
-    )
-    first = _cost(
-        rows,
-        seconds,
-        computing,
-        up if any(before.up) else NUMBER * numbers * _answered(answers),
-        down,
-    )
-    known = np.isin(_pairs(plan, setting.models), _pairs(rows, setting.models))
-    then = _cost(
-        plan,
-        *(
-            np.where(known, *both)
-            for both in zip(_bill(setting, plan, seen, after), new, strict=True)
-        ),
-    )
+        return then
+    first = _sum(asked.question.rows, asked.answers)
     return Cost(
         first.seconds + then.seconds,
         first.client_seconds + then.client_seconds,
@@ -158,48 +160,11 @@ def price(setting: Setting, plan: Plan, seen: Seen, asked: Asked | None) -> Cost
     )
 
 
-def _bill(
-    setting: Setting, plan: Plan, seen: Seen, work: Work
-) -> tuple[Array, Array, Array, Array]:
-    """Each row's seconds, those of its computing alone, and its bytes up (none where it could not train) and down."""
-    up, down = (
-        np.array([load.nbytes(model) for model in setting.models], np.int64)[plan.model]
-        for load in (work.up, work.down)
-    )
-    plain = Work(1, Load(1), Load(1))
-    seconds = (
-        seen.seconds if work == plain else _seconds(setting, plan, seen.examples, work)
-    )  # which may be measured
-    computing = _seconds(setting, plan, seen.examples, Work(work.training))
-    return seconds, computing, up * _answered(seen), down
-
-
-def _answered(seen: Seen) -> Array:
-    """Who sent something, even if it cannot be used."""
-    return np.nan_to_num(seen.examples) > 0
-
-
-def _cost(plan: Plan, seconds: Array, computing: Array, up: Array, down: Array) -> Cost:
-    by_client = np.bincount(plan.client, np.nan_to_num(seconds))
+def _sum(plan: Plan, seen: Seen) -> Cost:
+    by_client = np.bincount(plan.client, np.nan_to_num(seen.seconds))
     return Cost(
         float(by_client.max(initial=0.0)),
-        float(np.nansum(computing)),
-        int(up.sum()),
-        int(down.sum()),
+        float(np.nansum(seen.costs.computing)),
+        int(seen.costs.up.sum()),
+        int(seen.costs.down.sum()),
     )
-
-
-def _pairs(plan: Plan, models: list[Weights]) -> Array:
-    return plan.client * len(models) + plan.model
-
-
-def _seconds(setting: Setting, plan: Plan, examples: Array, work: Work) -> Array:
-    """Each row's seconds: NaN where it could not train."""
-    out = np.full(len(plan), np.nan)
-    for s in np.unique(plan.model).tolist():
-        rows = np.flatnonzero(plan.model == s)
-        nbytes = work.down.nbytes(setting.models[s]) + work.up.nbytes(setting.models[s])
-        out[rows] = setting.engine.seconds(
-            s, plan.client[rows], work.training * examples[rows], nbytes
-        )
-    return out

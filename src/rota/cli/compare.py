@@ -107,7 +107,7 @@ def _train_all(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Train one run after the other: the summaries, and why the runs that got stuck failed."""
     from rota.cli import progress
-    from rota.running.experiment import Stuck
+    from rota.running.summary import Stuck
 
     given = [word for word in sys.argv[1:] if word != "--resume"]
     again = f"rota {shlex.join(given)} --resume"

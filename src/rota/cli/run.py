@@ -91,7 +91,8 @@ def train(
     with loading():
         from rota import recipe as recipes
         from rota.cli import progress
-        from rota.running.experiment import Stuck, execute
+        from rota.running.run import execute
+        from rota.running.summary import Stuck
 
     config = recipes.resolve(config)
     check_folder(config, out, resume)  # before the data are loaded

@@ -1,54 +1,56 @@
-"""Engines execute plans; they decide nothing. Same plan and seed, same result, on all of them."""
+"""Engines execute plans; they decide nothing. The same plan and seed give the same result on all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rota.arrays import Array
 from rota.engine.batched import Batched
-from rota.engine.local import Correction
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput, did_you_mean
-from rota.plan import Chunk, Plan, Task
-from rota.weights import Weights
-from rota.world.devices import Devices
+from rota.plan import Chunk, Job, Model, Seen
 
-__all__ = ["ENGINES", "Batched", "Devices", "Engine", "Score", "Sequential", "make", "where"]
+if TYPE_CHECKING:
+    from rota.experiment import Experiment
+
+__all__ = ["ENGINES", "Batched", "Engine", "Options", "Score", "Sequential", "make", "where"]
 
 
 class Engine(Protocol):
-    """Holds the tasks' data and modules on a device."""
+    """Holds the tasks' networks, and reaches the clients' data."""
 
-    def initial(self) -> list[Weights]:
-        """The models before the first round."""
+    def initial(self) -> list[Model]:
+        """The models before the first round, one per task."""
 
-    def train(
-        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
-    ) -> Iterator[Chunk]:
-        """Run the plan's rows from these models, as in round `now`; a row's randomness is addressed by (seed, now, client, model)."""
+    def train(self, job: Job) -> Iterator[Chunk]:
+        """Train the rows of a job; a row's randomness is addressed by (seed, now, client, task)."""
 
-    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
-        """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
+    def evaluate(self, models: list[Model], which: Sequence[int] | None = None) -> list[Score]:
+        """The test losses and scores of all models, or of those with the numbers `which`."""
 
-    def losses(
-        self, models: list[Weights], plan: Plan, now: int, examples: int | None = None
-    ) -> tuple[Array, Array]:
-        """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
-
-    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
-        """How long a model's rows take: training on so many examples, and so many bytes on the link."""
+    def losses(self, job: Job, examples: int | None = None) -> Seen:
+        """Each row's mean loss over its client's training examples, or over some at random."""
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Sequential, "batched": Batched}
+@dataclass(frozen=True)
+class Options:
+    """Where an engine computes, and with which precision; None is full precision."""
+
+    device: torch.device
+    autocast: torch.dtype | None = None
+
+
+ENGINES: dict[str, Any] = {"sequential": Sequential, "batched": Batched}
+"""Classes with `make(experiment, options)`, which returns an Engine."""
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def where(device: str) -> str:
-    """A device that is here, by name; "auto" is a GPU where there is one."""
+    """The name of a device that exists here; "auto" is a GPU if there is one."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
@@ -59,28 +61,23 @@ def where(device: str) -> str:
 
 
 def make(
-    name: str,
-    tasks: list[Task],
-    devices: Devices,
-    seed: int,
-    device: str = "auto",
-    precision: str = "fp32",
+    name: str, experiment: Experiment, device: str = "auto", precision: str = "fp32"
 ) -> Engine:
-    """An engine by name ("auto": the fastest that fits) on a device ("auto": a GPU where there is one).
+    """Make an engine by its name ("auto": the fastest one) on a device ("auto": a GPU if there is one).
 
-    `precision` is that of products and convolutions: "tf32" (on a GPU) and "bf16" are faster and round more.
+    `precision` applies to products and convolutions: "tf32" (on a GPU) and "bf16" are faster and
+    round more.
     """
     if name == "auto":
-        name = "batched"  # which leaves to the sequential engine what it cannot stack
+        name = "batched"  # it leaves to the sequential engine what it cannot stack
     if name not in ENGINES:
         raise BadInput(f"unknown engine '{name}': {did_you_mean(name, ['auto', *ENGINES])}")
     device = where(device)
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision '{precision}': {did_you_mean(precision, PRECISIONS)}")
-    if device == "cuda":  # by default torch takes tf32 for convolutions, and not for products
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-            precision != "fp32"
-        )
-    return ENGINES[name](
-        tasks, devices, seed, torch.device(device), torch.bfloat16 if precision == "bf16" else None
-    )
+    if device == "cuda":  # by default torch takes tf32 for convolutions, but not for products
+        tf32 = precision != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    autocast = torch.bfloat16 if precision == "bf16" else None
+    engine: Engine = ENGINES[name].make(experiment, Options(torch.device(device), autocast))
+    return engine

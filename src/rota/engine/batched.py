@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from rota.arrays import Array
 from rota.engine import native
 from rota.engine.cuda import GraphStack
 from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit
-from rota.engine.local import Correction, cores
+from rota.engine.local import cores
 from rota.engine.rules import on_gpu
 from rota.engine.schedule import (
     Schedule,
@@ -39,9 +40,12 @@ from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.engine.stack import Stack, Steps, active, verify
 from rota.engine.trace import Unbatchable
-from rota.plan import Chunk, Plan, Task
-from rota.weights import Weights
-from rota.world.devices import Devices
+from rota.plan import Chunk, Job, Model, Seen, Task
+from rota.world.devices import Profile
+
+if TYPE_CHECKING:
+    from rota.engine import Options
+    from rota.experiment import Experiment
 
 SAMPLE = 1024  # examples that a step is traced and tried on, where the data are not on the device
 
@@ -53,18 +57,18 @@ class Family:
     Their data are one array, in which examples offsets[i]:offsets[i+1] are owner i's; a client of model m is owner first[m] + client.
     """
 
-    models: list[int]
+    tasks: list[int]
     steps: Steps
     native: native.Native | None
     offsets: Array
     first: Array
 
-    def owners(self, plan: Plan, rows: Array) -> Array:
-        return np.asarray(self.first[plan.model[rows]] + plan.client[rows])
+    def owners(self, job: Job, rows: Array) -> Array:
+        return np.asarray(self.first[job.task[rows]] + job.plan.client[rows])
 
-    def sizes(self, plan: Plan, rows: Array) -> Array:
+    def sizes(self, job: Job, rows: Array) -> Array:
         """How many examples each row's client has."""
-        owners = self.owners(plan, rows)
+        owners = self.owners(job, rows)
         return np.asarray(self.offsets[owners + 1] - self.offsets[owners])
 
 
@@ -93,12 +97,12 @@ class Batched:
     def __init__(
         self,
         tasks: list[Task],
-        devices: Devices,
+        profile: Profile,
         seed: int,
         device: torch.device,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self.plain = Sequential(tasks, devices, seed, device, autocast)
+        self.plain = Sequential(tasks, profile, seed, device, autocast)
         self.autocast = autocast
         self.tasks, self.seed, self.device = tasks, seed, device
         self.widths = (
@@ -180,84 +184,65 @@ class Batched:
             return None
         return made
 
-    def initial(self) -> list[Weights]:
-        """The models before the first round."""
+    @classmethod
+    def make(cls, experiment: Experiment, options: Options) -> Batched:
+        """The engine for an experiment."""
+        tasks, seed = experiment.tasks, experiment.seed
+        profile = experiment.devices.profile(tasks[0].roster.clients, seed)
+        return cls(tasks, profile, seed, options.device, options.autocast)
+
+    def initial(self) -> list[Model]:
+        """The models before the first round, one per task."""
         return self.plain.initial()
 
-    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
-        """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
+    def evaluate(self, models: list[Model], which: Sequence[int] | None = None) -> list[Score]:
+        """The test losses and scores of all models, or of those with the numbers `which`."""
         return self.plain.scorer.together(models, range(len(models)) if which is None else which)
 
-    def losses(
-        self, models: list[Weights], plan: Plan, now: int, examples: int | None = None
-    ) -> tuple[Array, Array]:
-        """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
-        return self.plain.losses(models, plan, now, examples)
+    def losses(self, job: Job, examples: int | None = None) -> Seen:
+        """Each row's mean loss over its client's training examples, or over some of them at random."""
+        return self.plain.losses(job, examples)
 
-    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
-        """How long rows of a model take on their clients' devices."""
-        return self.plain.seconds(model, clients, examples, nbytes)
-
-    def train(
-        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
-    ) -> Iterator[Chunk]:
-        """Run the plan's rows from these models, as in round `now`."""
+    def train(self, job: Job) -> Iterator[Chunk]:
+        """Train the rows of a job."""
         groups = [
             (f, rows, width)
             for f, family in enumerate(self.families)
-            for rows, width in self._groups(f, family, plan)
+            for rows, width in self._groups(f, family, job)
         ]
-        if sum(len(rows) for _, rows, _ in groups) < len(plan):
+        if sum(len(rows) for _, rows, _ in groups) < len(job.plan):
             stacked = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
-            yield from self._one_by_one(
-                models, plan, np.setdiff1d(np.arange(len(plan)), stacked), now, correction
-            )
+            yield from self._one_by_one(job, np.setdiff1d(np.arange(len(job.plan)), stacked))
         waiting: deque[Callable[[], list[Chunk]]] = deque()
         for f, rows, width in groups:  # results are taken in order, and only a few wait
             library = self.families[f].native
-            if (
-                self.device.type == "cuda" and len(groups) == 1
-            ):  # nothing to do beside it, and a thread's turn takes time
-                yield from self._train(models, plan, f, rows, width, now, correction)
+            if self.device.type == "cuda" and len(groups) == 1:
+                # nothing else runs meanwhile, and handing over to a thread takes time
+                yield from self._train(job, f, rows, width)
             elif library is None:
-                waiting.append(
-                    self.threads.submit(
-                        self._train, models, plan, f, rows, width, now, correction
-                    ).result
-                )
+                waiting.append(self.threads.submit(self._train, job, f, rows, width).result)
             else:
-                waiting.append(
-                    self._start_native(
-                        models, plan, self.families[f], library, rows, width, now, correction
-                    )
-                )
+                waiting.append(self._start_native(job, self.families[f], library, rows, width))
             if len(waiting) > 2 * self.workers:
                 yield from waiting.popleft()()
         while waiting:
             yield from waiting.popleft()()
 
-    def _one_by_one(
-        self,
-        models: list[Weights],
-        plan: Plan,
-        rows: Array,
-        now: int,
-        correction: Correction | None,
-    ) -> Iterator[Chunk]:
+    def _one_by_one(self, job: Job, rows: Array) -> Iterator[Chunk]:
         """The sequential engine on some rows."""
-        shift = None if correction is None else lambda few: correction(rows[few])
-        for chunk in self.plain.train(models, plan.of(rows), now, shift):
+        for chunk in self.plain.train(job.of(rows)):
             yield replace(chunk, rows=rows[chunk.rows])
 
-    def _groups(self, f: int, family: Family, plan: Plan) -> Iterator[tuple[Array, int]]:
-        """The rows of each stack, most steps first, and the width of its mini-batches. Rows without any step are left out."""
-        task, first = family.steps.task, family.models[0]
-        rows = np.flatnonzero(np.isin(plan.model, family.models))
-        sizes = family.sizes(plan, rows)
-        steps, wide = (
-            local_steps(task, sizes, self.plain.least[first]),
-            widths(task, sizes, *self.widths),
-        )
+    def _groups(self, f: int, family: Family, job: Job) -> Iterator[tuple[Array, int]]:
+        """The rows of each stack, most steps first, and the width of its mini-batches.
+
+        Rows without any step are left out.
+        """
+        task, first = family.steps.task, family.tasks[0]
+        rows = np.flatnonzero(np.isin(job.task, family.tasks))
+        sizes = family.sizes(job, rows)
+        steps = local_steps(task, sizes, self.plain.least[first])
+        wide = widths(task, sizes, *self.widths)
         for width in np.unique(wide)[::-1].tolist():
             mine = np.flatnonzero((wide == width) & (steps > 0))
             mine = mine[np.argsort(-steps[mine], kind="stable")]
@@ -270,101 +255,82 @@ class Batched:
         if family.native is not None:
             return rows_of_results(family.steps, self.workers)
         if (f, width) not in self.most:
-            self.most[f, width] = (
-                rows_that_fit(family.steps, width)
-                if self.device.type == "cuda"
-                else rows_for_a_core(family.steps)
-            )
+            on_gpu = self.device.type == "cuda"
+            fit = rows_that_fit(family.steps, width) if on_gpu else rows_for_a_core(family.steps)
+            self.most[f, width] = fit
         return self.most[f, width]
 
-    def _train(
-        self,
-        models: list[Weights],
-        plan: Plan,
-        f: int,
-        rows: Array,
-        width: int,
-        now: int,
-        correction: Correction | None,
-    ) -> list[Chunk]:
+    def _train(self, job: Job, f: int, rows: Array, width: int) -> list[Chunk]:
         """Train one stack; or, where the device has no memory for it, its halves."""
         try:
-            return self._train_stack(models, plan, f, rows, width, now, correction)
+            return self._train_stack(job, f, rows, width)
         except torch.cuda.OutOfMemoryError:
             if len(rows) == 1:
                 raise
-            self.graphs = {
-                key: graph for key, graph in self.graphs.items() if key[:2] != (f, width)
-            }
+            self.graphs = {key: held for key, held in self.graphs.items() if key[:2] != (f, width)}
             self.most[f, width] = -(-len(rows) // 2)
             print(
-                f"rota: no memory for a stack of {len(rows)} rows: going on with {self.most[f, width]} at a time",
+                f"rota: no memory for a stack of {len(rows)} rows: going on with "
+                f"{self.most[f, width]} at a time",
                 file=sys.stderr,
             )
         torch.cuda.empty_cache()
         halves = np.split(rows, [self.most[f, width]])
-        return [
-            chunk
-            for half in halves
-            for chunk in self._train(models, plan, f, half, width, now, correction)
-        ]
+        return [chunk for half in halves for chunk in self._train(job, f, half, width)]
 
-    def _examples(self, family: Family, plan: Plan, rows: Array) -> tuple[Tensor, Tensor, Array]:
-        """The data on the device, and where in it the examples of each row's client begin: all data, or those of the clients."""
-        first = family.offsets[family.owners(plan, rows)]
-        if self.plain.data[family.models[0]][0].device.type == self.device.type:
+    def _examples(self, family: Family, job: Job, rows: Array) -> tuple[Tensor, Tensor, Array]:
+        """The data on the device, and where in them each row's client begins.
+
+        Those are all data, or the data of the rows' clients.
+        """
+        first = family.offsets[family.owners(job, rows)]
+        if self.plain.data[family.tasks[0]][0].device.type == self.device.type:
             return family.steps.x, family.steps.y, first
-        x, y = self.plain.data[family.models[0]]
-        sizes = family.sizes(plan, rows)
-        places = np.concatenate(
-            [np.arange(start, start + size) for start, size in zip(first, sizes, strict=True)]
-        )
-        return (
-            x[places].to(self.device),
-            y[places].to(self.device),
-            np.concatenate([[0], np.cumsum(sizes)[:-1]]),
-        )
+        x, y = self.plain.data[family.tasks[0]]
+        sizes = family.sizes(job, rows)
+        pieces = [np.arange(a, a + size) for a, size in zip(first, sizes, strict=True)]
+        places = np.concatenate(pieces)
+        begin = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        return x[places].to(self.device), y[places].to(self.device), begin
 
-    def _train_stack(
-        self,
-        models: list[Weights],
-        plan: Plan,
-        f: int,
-        rows: Array,
-        width: int,
-        now: int,
-        correction: Correction | None,
-    ) -> list[Chunk]:
-        family = self.families[f]
-        task, least = family.steps.task, self.plain.least[family.models[0]]
-        x, y, first = self._examples(family, plan, rows)
-        todo = schedule(
-            task,
-            rows,
-            family.sizes(plan, rows),
-            first,
-            plan,
-            now,
-            self.seed,
-            least,
-            width,
-            self.device,
+    def _starts(self, job: Job, rows: Array) -> tuple[Array, Array, Tensor, Tensor]:
+        """Where rows begin: the models among them, which of the starts is each row's, and these."""
+        present, of = np.unique(job.plan.model[rows], return_inverse=True)
+        if job.local.start is not None:
+            params, buffers = job.local.start(rows)
+            return present, np.arange(len(rows)), params.contiguous(), buffers.contiguous()
+        params, buffers = (
+            torch.stack([job.models[m].weights[i] for m in present.tolist()]) for i in range(2)
         )
-        present, of = np.unique(plan.model[rows], return_inverse=True)
-        if len(present) == 1:
-            theta, buffers = (models[present[0]][i].expand(len(rows), -1) for i in range(2))
+        return present, of, params, buffers
+
+    def _rates(self, job: Job, rows: Array) -> Array:
+        """Each row's learning rate."""
+        lr = np.array([task.lr_at(job.now) for task in self.tasks])
+        return np.asarray(lr[job.task[rows]])
+
+    def _train_stack(self, job: Job, f: int, rows: Array, width: int) -> list[Chunk]:
+        family = self.families[f]
+        task, least = family.steps.task, self.plain.least[family.tasks[0]]
+        x, y, first = self._examples(family, job, rows)
+        sizes = family.sizes(job, rows)
+        clients, tasks = job.plan.client[rows], job.task[rows]
+        todo = schedule(
+            task, sizes, first, clients, tasks, job.now, self.seed, least, width, self.device
+        )
+        present, of, params, start_buffers = self._starts(job, rows)
+        if len(params) == 1:
+            theta, buffers = params.expand(len(rows), -1), start_buffers.expand(len(rows), -1)
         else:
             member = torch.as_tensor(of, device=self.device)
-            theta, buffers = (
-                torch.stack([models[m][i] for m in present])[member] for i in range(2)
-            )
-        rates = np.array([self.tasks[m].lr_at(now) for m in present])[of]
+            theta, buffers = params[member], start_buffers[member]
+        rates = self._rates(job, rows)
         rate = torch.as_tensor(rates, device=self.device, dtype=family.steps.dtype)
-        shift = None if correction is None else correction(rows)
-        sizes = active(
-            todo.steps.tolist(), nearly(len(rows)) if self.device.type == "cuda" else len(rows)
-        )
-        stack = self._run(f, width, todo, sizes, x, y, theta, buffers, rate, shift)
+        shift = None if job.local.shift is None else job.local.shift(rows)
+        anchor = None if job.local.anchor is None else job.local.anchor(rows)
+        room = nearly(len(rows)) if self.device.type == "cuda" else len(rows)
+        moving = active(todo.steps.tolist(), room)
+        stack = self._run(f, width, todo, moving, x, y, theta, buffers, rate, shift, anchor)
         norm: Array | None = None
         if on_gpu(theta):
             from rota.engine import kernels
@@ -373,36 +339,29 @@ class Batched:
             buffers = stack.buffers[: len(rows)].clone()
             norm, total = numbers.cpu().numpy()  # what the round waits for
         else:
-            update, buffers = theta - stack.theta[: len(rows)], stack.buffers[: len(rows)].clone()
+            update = theta - stack.theta[: len(rows)]
+            buffers = stack.buffers[: len(rows)].clone()
             total = stack.loss[: len(rows)].double().cpu().numpy()
         loss = total / todo.steps / (rates if stack.fused else 1.0)
         results = (update, buffers, loss, todo.steps, todo.examples, norm)
-        return [
-            self._chunk(plan, rows, model, now, models[model].nbytes, *results)
-            for model in present.tolist()
-        ]
+        return [self._chunk(job, rows, model, *results) for model in present.tolist()]
 
     def _start_native(
-        self, models: list[Weights], plan: Plan, family: Family, library: native.Native, rows: Array, width: int, now: int,
-        correction: Correction | None,
-    ) -> Callable[[], list[Chunk]]:  # fmt: skip
-        """Begin to train rows with the C library, on all cores that have nothing else to do; what is returned waits for them."""
-        task, least = family.steps.task, self.plain.least[family.models[0]]
-        clients, sizes = plan.client[rows], family.sizes(plan, rows)
-        present, of = np.unique(plan.model[rows], return_inverse=True)
+        self, job: Job, family: Family, library: native.Native, rows: Array, width: int
+    ) -> Callable[[], list[Chunk]]:
+        """Begin to train rows with the C library, on all idle cores; what is returned waits for them."""
+        task, least = family.steps.task, self.plain.least[family.tasks[0]]
+        clients, sizes, tasks = job.plan.client[rows], family.sizes(job, rows), job.task[rows]
+        present, of, start, buffers = self._starts(job, rows)
         todo = np.zeros(len(rows), native.ROW)
-        todo["key"] = (
-            row_keys(self.seed, now, clients, plan.model[rows], self.device).numpy().view(np.uint64)
-        )
-        todo["first"], todo["examples"] = family.offsets[family.owners(plan, rows)], sizes
+        keys = row_keys(self.seed, job.now, clients, tasks, self.device)
+        todo["key"] = keys.numpy().view(np.uint64)
+        todo["first"], todo["examples"] = family.offsets[family.owners(job, rows)], sizes
         todo["batch"] = sizes if task.batch is None else task.batch
-        todo["per_epoch"], todo["steps"] = (
-            batches_per_epoch(task, sizes, least),
-            local_steps(task, sizes, least),
-        )
-        todo["rate"], todo["start"] = np.array([self.tasks[m].lr_at(now) for m in present])[of], of
-        shift = None if correction is None else correction(rows).contiguous()
-        start, buffers = (torch.stack([models[m][i] for m in present]) for i in range(2))
+        todo["per_epoch"] = batches_per_epoch(task, sizes, least)
+        todo["steps"] = local_steps(task, sizes, least)
+        todo["rate"], todo["start"] = self._rates(job, rows), of
+        shift = None if job.local.shift is None else job.local.shift(rows).contiguous()
         plain = family.steps.plain and shift is None
         finish = library.start(
             self.threads, self.workers, width, plain, todo, start, buffers, shift
@@ -413,20 +372,27 @@ class Batched:
             result = finish()
             ok = np.array([not reason for reason in result.reason])
             steps, seen = np.where(ok, todo["steps"], 0), np.where(ok, examples, 0)
-            results = (result.update, result.buffers, result.loss, steps, seen)
+            results = (result.update, result.buffers, result.loss, steps, seen, None)
             return [
-                self._chunk(
-                    plan, rows, model, now, models[model].nbytes, *results, reason=result.reason
-                )
-                for model in present.tolist()
+                self._chunk(job, rows, model, *results, result.reason) for model in present.tolist()
             ]
 
         return chunks
 
     def _run(
-        self, f: int, width: int, todo: Schedule, sizes: list[int], x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor,
+        self,
+        f: int,
+        width: int,
+        todo: Schedule,
+        sizes: list[int],
+        x: Tensor,
+        y: Tensor,
+        theta: Tensor,
+        buffers: Tensor,
+        rate: Tensor,
         shift: Tensor | None,
-    ) -> Stack:  # fmt: skip
+        anchor: Tensor | None,
+    ) -> Stack:
         """All steps of one stack, sizes[t] rows in step t."""
         steps = self.families[f].steps
         fused = steps.plain and shift is None
@@ -439,16 +405,15 @@ class Batched:
                 or len(held.index) < number
                 or len(held.x) < len(x)
             ):
-                room = max(
-                    sizes[0], min(self._most(f, self.families[f], width), sizes[0] + sizes[0] // 4)
-                )  # the next cohort may be larger
-                held = self.graphs[f, width, fused] = GraphStack(
-                    steps, room, width, fused, number + number // 4, x, y, self.pool
-                )
-            held.run(todo, sizes, x, y, theta, buffers, rate, shift)
+                # with room to spare, because the next cohort may be larger
+                most = min(self._most(f, self.families[f], width), sizes[0] + sizes[0] // 4)
+                room, longest = max(sizes[0], most), number + number // 4
+                held = GraphStack(steps, room, width, fused, longest, x, y, self.pool)
+                self.graphs[f, width, fused] = held
+            held.run(todo, sizes, x, y, theta, buffers, rate, shift, anchor)
             return held.stack
         stack = Stack(steps, rows, width, fused)
-        stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps), rate, shift)
+        stack.load(theta, buffers, todo.key, torch.as_tensor(todo.steps), rate, shift, anchor)
         weight = (todo.weight * rate[:, None] if fused else todo.weight).to(steps.dtype)
         with torch.inference_mode():
             for t, size in enumerate(sizes):
@@ -457,35 +422,32 @@ class Batched:
         return stack
 
     def _chunk(
-        self, plan: Plan, rows: Array, model: int, now: int, nbytes: int, update: Tensor, buffers: Tensor, loss: Array, steps: Array,
-        examples: Array, norm: Array | None = None, reason: list[str] | None = None,
-    ) -> Chunk:  # fmt: skip
+        self,
+        job: Job,
+        rows: Array,
+        model: int,
+        update: Tensor,
+        buffers: Tensor,
+        loss: Array,
+        steps: Array,
+        examples: Array,
+        norm: Array | None = None,
+        reason: list[str] | None = None,
+    ) -> Chunk:
         """The rows of one model in a stack's results."""
-        mine = np.flatnonzero(plan.model[rows] == model)
-        reason = [""] * len(mine) if reason is None else [reason[i] for i in mine]
-        if len(mine) < len(rows):
-            update, buffers, loss, steps, examples, rows = (
-                update[mine],
-                buffers[mine],
-                loss[mine],
-                steps[mine],
-                examples[mine],
-                rows[mine],
-            )
-            norm = None if norm is None else norm[mine]
-        seconds = self.plain.seconds(model, plan.client[rows], examples, 2 * nbytes)
-        measured = None if norm is None else (update, norm)
-        rate = self.tasks[model].lr_at(now)
-        return Chunk(
-            rows,
-            model,
-            rate,
-            update,
-            buffers,
-            loss,
-            steps,
-            examples,
-            seconds,
-            reason,
-            measured,
+        task = job.models[model].task
+        chunk = Chunk(
+            rows=rows,
+            model=model,
+            now=job.now,
+            lr=self.tasks[task].lr_at(job.now),
+            update=update,
+            buffers=buffers,
+            loss=loss,
+            steps=steps,
+            examples=examples,
+            reason=reason or [""] * len(rows),
+            measured=None if norm is None else (update, norm),
+            costs=self.plain.profile.costs(job, rows, self.plain.flops[task], examples),
         )
+        return chunk.of(np.flatnonzero(job.plan.model[rows] == model))

@@ -78,6 +78,7 @@ class GraphStack:
         buffers: Tensor,
         rate: Tensor,
         shift: Tensor | None,
+        anchor: Tensor | None,
     ) -> None:
         """Put rows and their mini-batches in place, in few launches."""
         from rota.engine import kernels
@@ -97,11 +98,20 @@ class GraphStack:
         kernels.spread(theta, stack.theta)
         if buffers.shape[1]:
             stack.buffers[: len(theta)].copy_(buffers)
-        stack.begin(len(theta), shift)
+        stack.begin(len(theta), shift, anchor)
 
     def run(
-        self, todo: Schedule, sizes: list[int], x: Tensor, y: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor, shift: Tensor | None
-    ) -> None:  # fmt: skip
+        self,
+        todo: Schedule,
+        sizes: list[int],
+        x: Tensor,
+        y: Tensor,
+        theta: Tensor,
+        buffers: Tensor,
+        rate: Tensor,
+        shift: Tensor | None,
+        anchor: Tensor | None,
+    ) -> None:
         """Train rows from `theta` on, sizes[t] of them in step t; the results are in `stack`.
 
         There may be fewer rows and steps than there is room for. Rows beyond the last one train on what earlier ones left there, and
@@ -116,7 +126,7 @@ class GraphStack:
         for size in set(sizes) - self.graphs.keys():
             self._capture(size)
         if on_gpu(self.weight) and todo.last is not None:
-            self._load(todo, todo.last, theta, buffers, rate, shift)
+            self._load(todo, todo.last, theta, buffers, rate, shift, anchor)
         else:
             self.index[:number, :rows].copy_(todo.index)
             self.weight.zero_()
@@ -130,6 +140,7 @@ class GraphStack:
                 torch.as_tensor(todo.steps, device=rate.device),
                 rate,
                 shift,
+                anchor,
             )
         for size in sizes:
             self.graphs[size].replay()

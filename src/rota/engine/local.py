@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rota import rng
-from rota.arrays import Array
 from rota.data.federation import Part
 from rota.plan import Task
 
@@ -27,18 +26,14 @@ FILLED = 0.4  # the share of a GPU's free memory that the clients' data may take
 TOO_FEW = "a single example, and the model normalises over the batch"
 
 
-Correction = Callable[[Array], Tensor]
-"""Plan rows -> what is added to their gradient in every local step, [rows, params] (SCAFFOLD's c - c_i)."""
-
-
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def row_key(seed: int, now: int, client: int, model: int) -> int:
+def row_key(seed: int, now: int, client: int, task: int) -> int:
     """The key of all randomness inside one row: who trains what in which round."""
-    return rng.key(seed, "train", now, client, model)
+    return rng.key(seed, "train", now, client, task)
 
 
 def optimiser(task: Task, now: int, params: Iterable[Tensor]) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rota import rng
 from rota.arrays import Array
-from rota.plan import Plan, Task
+from rota.plan import Task
 
 WORDS = 1 << 26
 """The most random words that are ordered at once on a GPU."""
@@ -36,20 +36,21 @@ class Schedule:
 
 def schedule(
     task: Task,
-    plan_rows: Array,
     sizes: Array,
     first: Array,
-    plan: Plan,
+    clients: Array,
+    tasks: Array,
     now: int,
     seed: int,
     least: int,
     width: int,
     device: torch.device,
 ) -> Schedule:
-    """The mini-batches of `local.batches` for many rows at once. `plan_rows` are ordered by steps, most first; row r has sizes[r] examples,
-    which begin at first[r] of those at hand.
+    """The mini-batches of `local.batches` for many rows at once.
+
+    Rows are ordered by their number of steps, most first. Row r trains task tasks[r] on the sizes[r]
+    examples of clients[r], which begin at first[r] of those at hand.
     """
-    clients = plan.client[plan_rows]
     size = sizes if task.batch is None else np.full(len(sizes), task.batch)
     per_epoch = batches_per_epoch(task, sizes, least)
     steps = local_steps(task, sizes, least)
@@ -62,7 +63,7 @@ def schedule(
         columns = (
             word,
             clients,
-            plan.model[plan_rows],
+            tasks,
             sizes,
             first,
             steps,
@@ -72,7 +73,7 @@ def schedule(
         return _on_gpu(
             np.stack(columns), epochs, longest, width, examples_of(task, sizes, least), device
         )
-    key = row_keys(seed, now, clients, plan.model[plan_rows], device)
+    key = row_keys(seed, now, clients, tasks, device)
     count, bound = torch.as_tensor(sizes, device=device), torch.as_tensor(size, device=device)
     position = torch.arange(longest, device=device)
     pieces = []
@@ -103,10 +104,10 @@ def schedule(
     return Schedule(index + start[:, None], weight, steps, examples, key)
 
 
-def row_keys(seed: int, now: int, clients: Array, models: Array, device: torch.device) -> Tensor:
+def row_keys(seed: int, now: int, clients: Array, tasks: Array, device: torch.device) -> Tensor:
     """local.row_key, for all rows at once."""
     key = rng.as_tensor([rng.key(seed, "train", now)], device)
-    for word in (clients, models):
+    for word in (clients, tasks):
         key = rng.fold(key, torch.as_tensor(word, device=device))
     return key
 

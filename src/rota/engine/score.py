@@ -20,7 +20,7 @@ from rota.data.federation import Federation
 from rota.engine import local
 from rota.engine.functional import Forward, takes_statistics
 from rota.engine.local import cores
-from rota.plan import Task
+from rota.plan import Model, Task
 from rota.weights import Weights
 
 BATCH, ON_CPU, WORK = 1000, 100, 3e8
@@ -92,46 +92,45 @@ class Scorer:
         ]
         return list(zip(map(slice, starts, starts[1:]), lengths, strict=False))
 
-    def one_by_one(self, models: list[Weights], which: Sequence[int]) -> list[Score]:
-        """The scores of the models with these numbers, one pass over the test part each."""
-        return [self._score([s], self._plain(s, models[s]))[0] for s in which]
+    def one_by_one(self, models: list[Model], which: Sequence[int]) -> list[Score]:
+        """The scores of the models with these numbers, in one pass over the test part each."""
+        return [self._score(models[s].task, 1, self._plain(models[s]))[0] for s in which]
 
-    def together(self, models: list[Weights], which: Sequence[int]) -> list[Score]:
+    def together(self, models: list[Model], which: Sequence[int]) -> list[Score]:
         """The same, with models of one network on the same data in one pass."""
         kinds: dict[Kind, list[int]] = {}
         for s in which:
-            task = self.tasks[s]
-            kinds.setdefault(
-                (id(task.model), id(task.data), id(task.loss), id(task.score)), []
-            ).append(s)
+            task = self.tasks[models[s].task]
+            kind: Kind = (id(task.model), id(task.data), id(task.loss), id(task.score))
+            kinds.setdefault(kind, []).append(s)
         found: dict[int, Score] = {}
-        for kind, mine in kinds.items():
-            height = STACK if self._stackable(kind, models, mine) else 1
-            for some in (mine[start : start + height] for start in range(0, len(mine), height)):
-                measure = (
-                    self._stacked(some, models)
-                    if len(some) > 1
-                    else self._plain(some[0], models[some[0]])
-                )
-                found |= zip(some, self._score(some, measure), strict=True)
+        for kind, numbers in kinds.items():
+            mine = [models[s] for s in numbers]
+            height = STACK if self._stackable(kind, mine) else 1
+            for start in range(0, len(mine), height):
+                some = mine[start : start + height]
+                measure = self._stacked(some) if len(some) > 1 else self._plain(some[0])
+                scores = self._score(some[0].task, len(some), measure)
+                found |= zip(numbers[start : start + height], scores, strict=True)
         return [found[s] for s in which]
 
-    def _score(self, which: list[int], measure: Measure) -> list[Score]:
-        data = self.tasks[which[0]].federation
+    def _score(self, task: int, number: int, measure: Measure) -> list[Score]:
+        """The scores of a number of models of one network."""
+        data = self.tasks[task].federation
         x, y = self._test(data)
-        parts = self.passes(which[0], [len(y)] if data.shared_test else data.test.sizes)
-        pieces = self.spread(
-            lambda part: measure(x[part[0]].to(self.device), y[part[0]].to(self.device), part[1]),
-            parts,
-        )
-        loss, hits = (
-            torch.cat(side, dim=1).double().cpu().numpy() for side in zip(*pieces, strict=True)
-        )
-        clients = [None if data.shared_test else _by_client(data, each) for each in hits]
-        return [
-            Score(float(a.mean()), float(b.mean()), own)
-            for a, b, own in zip(loss, hits, clients, strict=True)
-        ]
+        parts = self.passes(task, [len(y)] if data.shared_test else data.test.sizes)
+
+        def part(piece: tuple[slice, Tensor | None]) -> tuple[Tensor, Tensor]:
+            return measure(x[piece[0]].to(self.device), y[piece[0]].to(self.device), piece[1])
+
+        pieces = self.spread(part, parts)
+        sides = [torch.cat(side, dim=1) for side in zip(*pieces, strict=True)]
+        loss, hits = (side.double().cpu().numpy() for side in sides)
+        out = []
+        for a, b in zip(loss, hits, strict=True):
+            by_client = None if data.shared_test else _by_client(data, b)
+            out.append(Score(float(a.mean()), float(b.mean()), by_client))
+        return out
 
     def spread(self, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
         """A function of each of these parts, on all cores of a CPU."""
@@ -147,9 +146,9 @@ class Scorer:
             self.held[id(data)] = local.on_device(data.test, self.device)
         return self.held[id(data)]
 
-    def _plain(self, s: int, model: Weights) -> Measure:
-        task, module = self.tasks[s], self.modules[s].eval()
-        weights.load(module, model)
+    def _plain(self, model: Model) -> Measure:
+        task, module = self.tasks[model.task], self.modules[model.task].eval()
+        weights.load(module, model.weights)
 
         def measure(x: Tensor, y: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
             outputs = forward(module, x, lengths)
@@ -157,43 +156,44 @@ class Scorer:
 
         return measure
 
-    def _stacked(self, which: list[int], models: list[Weights]) -> Measure:
-        task, module = self.tasks[which[0]], self.modules[which[0]].eval()
+    def _stacked(self, models: list[Model]) -> Measure:
+        task, module = self.tasks[models[0].task], self.modules[models[0].task].eval()
 
         def one(params: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            outputs = functional_call(module, weights.named(module, Weights(params, buffers)), (x,))
+            named = weights.named(module, Weights(params, buffers))
+            outputs = functional_call(module, named, (x,))
             return task.loss(outputs, y), task.score(outputs, y)
 
-        params, buffers = (torch.stack([models[s][i] for s in which]) for i in range(2))
+        params = torch.stack([model.params for model in models])
+        buffers = torch.stack([model.buffers for model in models])
         many = torch.vmap(one, in_dims=(0, 0, None, None))
         return lambda x, y, _: many(params, buffers, x, y)
 
-    def _stackable(self, kind: Kind, models: list[Weights], which: list[int]) -> bool:
+    def _stackable(self, kind: Kind, models: list[Model]) -> bool:
         """Whether a stack pays and is right: tried once on a few examples, against a plain pass.
 
-        Convolutions of many weights become grouped ones, which are slower than a model at a time: a test batch fills the device.
+        Convolutions with many weights become grouped ones, which are slower than one model at a
+        time: a test batch fills the device.
         """
-        if len(which) == 1:
+        if len(models) == 1:
             return False
         if kind not in self.stacks:
-            x, y = (
-                part[:8].to(self.device) for part in self._test(self.tasks[which[0]].federation)
-            )
-            module = self.modules[which[0]]
+            task = models[0].task
+            x, y = (part[:8].to(self.device) for part in self._test(self.tasks[task].federation))
+            module = self.modules[task]
             slow = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-            self.stacks[kind] = (
-                not slow and not takes_statistics(module) and self._agree(which[:2], models, x, y)
-            )
+            able = not slow and not takes_statistics(module)
+            self.stacks[kind] = able and self._agree(models[:2], x, y)
         return self.stacks[kind]
 
     @torch.no_grad()
-    def _agree(self, pair: list[int], models: list[Weights], x: Tensor, y: Tensor) -> bool:
-        plain = torch.cat([self._plain(s, models[s])(x, y, None)[0] for s in pair])
+    def _agree(self, pair: list[Model], x: Tensor, y: Tensor) -> bool:
+        plain = torch.cat([self._plain(model)(x, y, None)[0] for model in pair])
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # vmap warns where it only loops
-                stacked, _ = self._stacked(pair, models)(x, y, None)
-        except Exception:  # a user's module or loss may do anything, and one at a time it works
+                stacked, _ = self._stacked(pair)(x, y, None)
+        except Exception:  # a user's module or loss may do anything; one at a time it works
             return False
         return torch.allclose(stacked, plain, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,12 +13,16 @@ from torch import Tensor, nn
 from rota import rng, weights
 from rota.arrays import Array
 from rota.engine import local
-from rota.engine.local import Correction
+from rota.engine.flops import step_flops
 from rota.engine.score import Score, Scorer, forward
 from rota.errors import not_a_clients, what_and_where
-from rota.plan import Chunk, Plan, Task
+from rota.plan import Chunk, Job, Model, Seen, Task
 from rota.weights import Weights
-from rota.world.devices import Devices, step_flops
+from rota.world.devices import Profile
+
+if TYPE_CHECKING:
+    from rota.engine import Options
+    from rota.experiment import Experiment
 
 
 class Sequential:
@@ -26,103 +31,96 @@ class Sequential:
     def __init__(
         self,
         tasks: list[Task],
-        devices: Devices,
+        profile: Profile,
         seed: int,
         device: torch.device,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self.autocast = autocast
-        self.tasks = tasks
-        self.seed = seed
-        self.device = device
+        self.tasks, self.profile, self.seed = tasks, profile, seed
+        self.device, self.autocast = device, autocast
         self.modules = [
-            task.build(rng.key(seed, "model", s)).to(device) for s, task in enumerate(tasks)
+            task.build(rng.key(seed, "model", t)).to(device) for t, task in enumerate(tasks)
         ]
         self.counters = [
             [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
             for module in self.modules
         ]
-        self.start = [
-            weights.read(module) for module in self.modules
-        ]  # the modules themselves are worked with
+        # copies, because the modules are worked with
+        self.start = [Model(t, weights.read(module)) for t, module in enumerate(self.modules)]
         held = {id(task.data): local.on_device(task.federation.train, device) for task in tasks}
         self.data = [held[id(task.data)] for task in tasks]
-        self.dropout = [
-            local.uses_dropout(m, x[:2].to(device))
-            for m, (x, _) in zip(self.modules, self.data, strict=True)
-        ]
-        self.least = [
-            local.smallest_batch(m, x[:1].to(device))
-            for m, (x, _) in zip(self.modules, self.data, strict=True)
-        ]
+        self.dropout, self.least = [], []
+        for module, (x, _) in zip(self.modules, self.data, strict=True):
+            self.dropout.append(local.uses_dropout(module, x[:2].to(device)))
+            self.least.append(local.smallest_batch(module, x[:1].to(device)))
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
         self.scorer = Scorer(tasks, self.modules, self.flops, device)
-        self.speed, self.link = devices.profile(tasks[0].roster.clients, seed)
 
-    def initial(self) -> list[Weights]:
-        """The models before the first round."""
+    @classmethod
+    def make(cls, experiment: Experiment, options: Options) -> Sequential:
+        """The engine for an experiment."""
+        tasks, seed = experiment.tasks, experiment.seed
+        profile = experiment.devices.profile(tasks[0].roster.clients, seed)
+        return cls(tasks, profile, seed, options.device, options.autocast)
+
+    def initial(self) -> list[Model]:
+        """The models before the first round, one per task."""
         return self.start
 
-    def train(
-        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
-    ) -> Iterator[Chunk]:
-        """Run the plan's rows from these models, as in round `now`."""
-        for row, (client, model) in enumerate(
-            zip(plan.client.tolist(), plan.model.tolist(), strict=True)
-        ):
-            shift = None if correction is None else correction(np.array([row]))[0]
+    def train(self, job: Job) -> Iterator[Chunk]:
+        """Train the rows of a job."""
+        for row in range(len(job.plan)):
+            model = int(job.plan.model[row])
+            begin, place = self._start(job, row), np.array([row])
+            task = job.models[model].task
             try:
-                end, loss, steps, examples, reason = self._train_row(
-                    models[model], client, model, now, shift
-                )
-            except Exception as error:  # a model or a loss of the user's own may raise anything
+                end, loss, steps, examples, reason = self._train_row(job, row, task, begin)
+            except Exception as error:  # a user's own model or loss may raise anything
                 if not_a_clients(error):
                     raise
-                end, loss, steps, examples, reason = (
-                    models[model],
-                    float("nan"),
-                    0,
-                    0,
-                    what_and_where(error),
-                )
+                end, loss, steps, examples = begin, float("nan"), 0, 0
+                reason = what_and_where(error)
             yield Chunk(
-                rows=np.array([row]),
+                rows=place,
                 model=model,
-                lr=self.tasks[model].lr_at(now),
-                update=(models[model].params - end.params)[None],
+                now=job.now,
+                lr=self.tasks[task].lr_at(job.now),
+                update=(begin.params - end.params)[None],
                 buffers=end.buffers[None],
                 loss=np.array([loss]),
                 steps=np.array([steps]),
                 examples=np.array([examples]),
-                seconds=self.seconds(
-                    model, plan.client[[row]], np.array([examples]), 2 * models[model].nbytes
-                ),
                 reason=[reason],
+                costs=self.profile.costs(job, place, self.flops[task], np.array([examples])),
             )
 
-    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
-        """How long rows of a model take on their clients' devices: training on so many examples, and so many bytes on the link."""
-        return np.asarray(
-            examples * self.flops[model] / self.speed[clients] + nbytes / self.link[clients]
-        )
+    def _start(self, job: Job, row: int) -> Weights:
+        """Where a row begins."""
+        if job.local.start is None:
+            return job.models[int(job.plan.model[row])].weights
+        params, buffers = job.local.start(np.array([row]))
+        return Weights(params[0], buffers[0])
 
     def _train_row(
-        self, start: Weights, client: int, model: int, now: int, shift: Tensor | None
+        self, job: Job, row: int, model: int, start: Weights
     ) -> tuple[Weights, float, int, int, str]:
-        """One client's local training: the model it ends with, its mean loss, its steps and examples, and why it failed if it did."""
-        task, module = self.tasks[model], self.modules[model]
+        """One client's local training: where it ends, its mean loss, its steps and examples, and why it failed."""
+        task, module, client = self.tasks[model], self.modules[model], int(job.plan.client[row])
+        place = np.array([row])
+        anchor = job.local.anchor(place)[0] if job.local.anchor else start.params
+        shift = job.local.shift(place)[0] if job.local.shift else None
         rows = slice(*task.federation.train.offsets[client : client + 2].tolist())
         x, y = (part[rows].to(self.device) for part in self.data[model])
         weights.load(module, start)
         for counter, beginning in self.counters[
             model
-        ]:  # BatchNorm counts its batches: each row anew
+        ]:  # BatchNorm counts its batches anew in each row
             counter.copy_(beginning)
         module.train()
-        optimiser = local.optimiser(task, now, module.parameters())
-        key = local.row_key(self.seed, now, client, model)
+        optimiser = local.optimiser(task, job.now, module.parameters())
+        key = local.row_key(self.seed, job.now, client, model)
         stream = rng.as_tensor([key], self.device)[0]
         dropout = local.Dropout(stream)
         steps = local.batches(task, len(y), stream, self.least[model])
@@ -130,9 +128,8 @@ class Sequential:
             return start, float("nan"), 0, 0, local.TOO_FEW
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                key
-            )  # for modules that draw numbers in other ways than dropout
+            # for modules that draw random numbers in other ways than dropout
+            torch.default_generator.manual_seed(key)
             for step, batch in enumerate(steps):
                 dropout.start(step)
                 with dropout if self.dropout[model] else nullcontext(), self._precision():
@@ -141,45 +138,45 @@ class Sequential:
                 optimiser.zero_grad()
                 loss.backward()
                 if task.prox:
-                    _add(module, start.params, task.prox)
+                    _add(module, anchor, task.prox)
                 if task.clip is not None:
                     nn.utils.clip_grad_norm_(module.parameters(), task.clip)
                 if shift is not None:
                     _add(module, shift)
                 optimiser.step()
                 total += loss.detach()
-        return (
-            weights.read(module),
-            float(total) / len(steps),
-            len(steps),
-            sum(len(batch) for batch in steps),
-            "",
-        )
+        examples = sum(len(batch) for batch in steps)
+        return weights.read(module), float(total) / len(steps), len(steps), examples, ""
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
-    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
-        """The models' losses and scores on the test part: of all, or of those with the numbers `which`."""
+    def evaluate(self, models: list[Model], which: Sequence[int] | None = None) -> list[Score]:
+        """The test losses and scores of all models, or of those with the numbers `which`."""
         return self.scorer.one_by_one(models, range(len(models)) if which is None else which)
 
-    def losses(
-        self, models: list[Weights], plan: Plan, now: int, examples: int | None = None
-    ) -> tuple[Array, Array]:
-        """Each row's mean loss of its model on the client's training examples, or on some of them at random, and how many those were."""
-        loss, count = np.empty(len(plan)), np.empty(len(plan))
+    def losses(self, job: Job, examples: int | None = None) -> Seen:
+        """Each row's mean loss over its client's training examples, or over some of them at random."""
+        plan, seen = job.plan, Seen.nothing(len(job.plan))
+        seen.examples[:] = 0
         for s in np.unique(plan.model).tolist():
-            rows = np.flatnonzero(plan.model == s)
-            weights.load(self.modules[s].eval(), models[s])
-            places, sizes = self._examples(s, plan.client[rows], now, examples)
-            count[rows] = sizes
+            rows, task = np.flatnonzero(plan.model == s), job.models[s].task
+            weights.load(self.modules[task].eval(), job.models[s].weights)
+            places, sizes = self._examples(task, plan.client[rows], job.now, examples)
             try:
-                loss[rows] = self._means(s, places, sizes)
-            except Exception as error:  # as in `train`: whose fault it is shows one by one
+                loss = self._means(task, places, sizes)
+            except Exception as error:  # as in `train`; one by one, we see which client fails
                 if not_a_clients(error):
                     raise
-                loss[rows] = [self._mean(s, part) for part in places.split(sizes.tolist())]
-        return loss, count
+                loss = np.array([self._mean(task, part) for part in places.split(sizes.tolist())])
+            seen.loss[rows], seen.examples[rows] = loss, sizes
+            costs = self.profile.costs(job, rows, self.flops[task], sizes)
+            seen.costs.seconds[rows], seen.costs.computing[rows] = costs.seconds, costs.computing
+            seen.costs.up[rows], seen.costs.down[rows] = costs.up, costs.down
+        known = np.isfinite(seen.loss)
+        seen.reason = ["" if fine else "the loss is not finite" for fine in known.tolist()]
+        seen.loss[~known] = np.nan
+        return seen
 
     def _means(self, s: int, places: Tensor, sizes: Array) -> Array:
         """The mean losses of clients, of which the i-th has the next sizes[i] of the places."""

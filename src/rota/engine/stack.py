@@ -144,7 +144,7 @@ class Stack:
         self.prepared: dict[int, tuple[Step, list[Tensor], list[Tensor]]] = {}
         if not fused:
             task = steps.task
-            self.start = torch.zeros_like(self.theta)
+            self.anchor = torch.zeros_like(self.theta)
             self.gradient = aligned(rows, steps.params.numel, device, dtype)
             self.shift = torch.zeros_like(self.theta)
             self.first = (
@@ -160,6 +160,7 @@ class Stack:
         steps: Tensor,
         rate: Tensor,
         shift: Tensor | None,
+        anchor: Tensor | None = None,
     ) -> None:
         """Put rows in place; there may be fewer than the stack holds, and the rest then idle."""
         n = len(theta)
@@ -174,12 +175,14 @@ class Stack:
             (self.last, steps),
         ):
             mine[:n].copy_(given)
-        self.begin(n, shift)
+        self.begin(n, shift, anchor)
 
-    def begin(self, n: int, shift: Tensor | None) -> None:
+    def begin(self, n: int, shift: Tensor | None, anchor: Tensor | None) -> None:
         """The state of local optimisers, once `n` rows are in place."""
         if not self.fused:
-            self.start.copy_(self.theta)
+            self.anchor.copy_(self.theta)
+            if anchor is not None:
+                self.anchor[:n].copy_(anchor)
             self.shift.zero_()
             if shift is not None:
                 self.shift[:n].copy_(shift)
@@ -218,7 +221,7 @@ class Stack:
         """The local optimisers, on all rows at once; as torch.optim does them. Rows that have finished stay as they are."""
         task, theta, g = self.steps.task, self.theta[:rows], self.gradient[:rows]
         if task.prox:
-            g = g + task.prox * (theta - self.start[:rows])
+            g = g + task.prox * (theta - self.anchor[:rows])
         if task.clip is not None:
             g = g * (task.clip / (torch.linalg.vector_norm(g, dim=1, keepdim=True) + 1e-6)).clamp(
                 max=1.0

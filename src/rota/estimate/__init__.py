@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from rota.arrays import Array
-from rota.engine.local import Correction
 from rota.estimate.average import Estimate, FedAvg, Unbiased
 from rota.estimate.memory import Tensors
 from rota.estimate.scaffold import Scaffold
 from rota.estimate.server import Adam, Server, Sgd, Yogi
 from rota.estimate.stale import FedStale, FedVarp, Mifa, StaleVr, StaleVre
-from rota.plan import Chunk, Plan
+from rota.plan import Chunk, Local, Plan
 from rota.weights import Weights
 
 __all__ = [
@@ -101,8 +100,8 @@ class Correcting(Protocol):
         A control is a vector as long as the model's parameters.
         """
 
-    def correction(self, state: Tensors, plan: Plan) -> Correction:
-        """What is added to the gradients of the plan's rows."""
+    def local(self, state: Tensors, plan: Plan) -> Local:
+        """The vectors of the plan's local work."""
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {

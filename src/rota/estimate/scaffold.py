@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from rota.arrays import Array
-from rota.engine.local import Correction
 from rota.estimate import memory
 from rota.estimate.average import Estimate, Sums, Unbiased, came_back
 from rota.estimate.memory import Fresh, Place, Tensors
-from rota.plan import Chunk, Plan
+from rota.plan import Chunk, Local, Plan
 from rota.weights import Weights
 
 
@@ -57,7 +56,7 @@ class Scaffold:
             state[f"common.{s}"] = torch.zeros_like(model.params)
         return state
 
-    def correction(self, state: Tensors, plan: Plan) -> Correction:
+    def local(self, state: Tensors, plan: Plan) -> Local:
         """c - c_i of the plan's rows."""
         memory.settle(state)
 
@@ -70,7 +69,7 @@ class Scaffold:
                 out[mine] = state[f"common.{s}"] - memory.read(state, s, clients[mine], common)
             return out
 
-        return shift
+        return Local(shift=shift)
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
         memory.settle(state)

@@ -28,14 +28,13 @@ from typing import Any
 
 from rota import rng
 from rota.data.federation import Federation
-from rota.engine import Devices
 from rota.errors import BadInput, at, did_you_mean
+from rota.experiment import Experiment
 from rota.hints import shown
-from rota.loop import Experiment
 from rota.plan import Task
+from rota.policies import KINDS
 from rota.recipe import registry
 from rota.running.check import check_numbers
-from rota.world.availability import Availability
 
 Config = dict[str, Any]
 
@@ -47,13 +46,9 @@ TOP: dict[str, tuple[Any, Any]] = {
     "target": (float | None, None),
     "metrics": (tuple[str, ...], ()),
 }
-WORLD = {"devices": Devices, "availability": Availability}
+WORLD = {key: kind.members[key] for key, kind in KINDS.items() if kind.single}
 """What the clients are like: tables of options without a name."""
-POLICIES = {
-    "sampler": ("samplers", "uniform"),
-    "estimator": ("estimators", "unbiased"),
-    "server": ("servers", "sgd"),
-}
+POLICIES = {key: (f"{key}s", kind.default) for key, kind in KINDS.items() if not kind.single}
 _hints = typing.get_type_hints(Task)
 WORK: dict[str, tuple[Any, Any]] = {
     **{
@@ -337,12 +332,8 @@ def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
         for key, (kind, _) in POLICIES.items()
     }
     plain: Config = {key: config.get(key) for key in TOP if key != "summary"}
-    return Experiment(
-        tasks=tasks,
-        **{key: world(**config[key]) for key, world in WORLD.items()},
-        **policies,
-        **plain,
-    )
+    world = {key: make(**config[key]) for key, make in WORLD.items()}
+    return Experiment(tasks=tasks, policies={**policies, **world}, **plain)
 
 
 def _options(table: Config) -> Config:

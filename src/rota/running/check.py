@@ -11,16 +11,17 @@ import torch
 
 from rota.data.federation import Federation
 from rota.data.roster import Roster
-from rota.engine import Devices
 from rota.errors import BadInput, at, first_line
 from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
+from rota.experiment import Experiment
 from rota.hints import called, check_fields, shown
-from rota.loop import Experiment
 from rota.plan import Task, top1
+from rota.policies import KINDS
 from rota.running import fit
 from rota.running.record import same_score
 from rota.sampling import SAMPLERS, asks
 from rota.sampling.metrics import check as check_metrics
+from rota.world.devices import Devices
 
 
 def check(experiment: Experiment) -> None:
@@ -61,18 +62,14 @@ def check_kinds(experiment: Experiment) -> None:
         raise BadInput("tasks are a list of rota.Task: give one, such as [rota.Task(model, data)]")
     if not tasks:
         raise BadInput("there is no task: give at least one")
-    for what, policy, methods, example in (
-        ("sampler", experiment.sampler, ("init", "draw", "observe"), "rota.sampling.Uniform(10)"),
-        (
-            "estimator",
-            experiment.estimator,
-            ("init", "begin", "add", "finish"),
-            "rota.estimate.FedAvg()",
-        ),
-        ("server", experiment.server, ("step",), "rota.estimate.Sgd()"),
-    ):
-        if isinstance(policy, type) or not all(hasattr(policy, method) for method in methods):
-            raise BadInput(f"{what} is {shown(policy)}: give an object such as {example}")
+    for name, kind in KINDS.items():
+        policy = experiment.policies[name]
+        able = all(hasattr(policy, method) for method in kind.methods)
+        if isinstance(policy, type) or not able:
+            member = kind.members[kind.default]
+            home = ".".join(member.__module__.split(".")[:2])
+            example = f"{home}.{member.__name__}()"
+            raise BadInput(f"{name} is {shown(policy)}: give an object such as {example}")
     if not isinstance(experiment.target, float | int | None):
         raise BadInput(f"target is {experiment.target!r}: it must be one number, for all models")
 
@@ -80,8 +77,8 @@ def check_kinds(experiment: Experiment) -> None:
 def check_types(experiment: Experiment) -> None:
     """Whether every number, text and function is one, as a recipe's always are."""
     check_fields("", experiment)
-    for part in ("sampler", "estimator", "server", "devices", "availability"):
-        check_fields(f"{part}.", getattr(experiment, part))
+    for kind, policy in experiment.policies.items():
+        check_fields(f"{kind}.", policy)
     tasks = experiment.tasks
     # the data name a task that has no name
     named = all(isinstance(task.data, Federation | Roster) for task in tasks)

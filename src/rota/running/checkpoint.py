@@ -12,26 +12,27 @@ import logging
 import os
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rota.arrays import Array
 from rota.errors import BadInput
 from rota.estimate.memory import Tensors
-from rota.loop import State
+from rota.experiment import State
+from rota.plan import Model
 from rota.weights import Weights
 
 KEPT = 2
 TENSORS, NUMBERS = "state.safetensors", "state.json"
 
 
-def save(folder: Path, state: State, wall_seconds: float) -> None:
-    """Write the state's checkpoint, and drop all but the last two."""
+def save(folder: Path, state: State, wall_seconds: float, config: dict[str, Any]) -> None:
+    """Write the state's checkpoint with its run's configuration, and drop all but the last two."""
     target = folder / f"{state.round:08d}"
     if not target.exists():
         aside = folder / f".{target.name}.part"
@@ -43,6 +44,9 @@ def save(folder: Path, state: State, wall_seconds: float) -> None:
             "seconds": state.seconds,
             "bytes_up": state.bytes_up,
             "bytes_down": state.bytes_down,
+            "tasks": [model.task for model in state.models],
+            "arrays": _arrays(state),
+            "config": config,
         }
         more = {"digest": _digest(aside, numbers), "wall_seconds": wall_seconds}
         (aside / NUMBERS).write_text(json.dumps(numbers | more) + "\n")
@@ -54,25 +58,32 @@ def save(folder: Path, state: State, wall_seconds: float) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def load(folder: Path, like: State) -> tuple[State, float] | None:
-    """The newest checkpoint that is whole, and the wall-clock seconds spent until it; None where there is none.
+class Loaded(NamedTuple):
+    """A checkpoint: its state, the wall-clock seconds spent until it, and its configuration."""
 
-    `like` is the run's beginning state: the checkpoint must have its models' sizes, and goes to its device. Damaged
-    checkpoints are removed, or `save` would take their rounds for saved.
+    state: State
+    wall_seconds: float
+    config: dict[str, Any]
+
+
+def load(folder: Path, like: State) -> Loaded | None:
+    """The newest checkpoint that is whole; None if there is none.
+
+    `like` is the run's first state: the checkpoint must have its models' sizes, and goes to its
+    device. Damaged checkpoints are removed, or `save` would take their rounds as saved.
     """
     damaged, found = [], None
     for path in reversed(_rounds(folder)):
         numbers = _numbers(path)
         if numbers is not None:
-            wall = numbers.pop("wall_seconds")
-            found = replace(_state(load_file(path / TENSORS), like, path), **numbers), wall
+            state = _state(load_file(path / TENSORS), numbers, like, path)
+            found = Loaded(state, numbers["wall_seconds"], numbers["config"])
             break
         damaged.append(path)
     for path in damaged:
+        now = found.state.round if found else 0
         logging.getLogger(__name__).warning(
-            "the checkpoint %s is damaged: going on from round %d",
-            path,
-            found[0].round if found else 0,
+            "the checkpoint %s is damaged: resuming from round %d", path, now
         )
         shutil.rmtree(path)
     return found
@@ -108,60 +119,72 @@ def _numbers(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _tensors(state: State) -> dict[str, Tensor]:
-    """The state's arrays under one level of names, each in memory of its own, as safetensors wants them."""
-    named: dict[str, Tensor] = {}
-    for s, (model, moments) in enumerate(zip(state.models, state.server, strict=True)):
+def _named(state: State) -> dict[str, Tensor | Array]:
+    """All of the state's arrays and tensors under one level of names."""
+    named: dict[str, Tensor | Array] = {"shares": state.shares}
+    for s, model in enumerate(state.models):
         named |= {f"model.{s}.params": model.params, f"model.{s}.buffers": model.buffers}
-        named |= {f"server.{s}.{name}": value for name, value in moments.items()}
-    for policy, arrays in (("sampler", state.sampler), ("availability", state.availability)):
-        for name, value in arrays.items():
-            named[f"{policy}.{name}"] = (
-                value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
-            )
-    named |= {f"estimator.{name}": value for name, value in state.estimator.items()}
+    for kind, remembered in state.policies.items():
+        named |= {f"{kind}.{name}": value for name, value in remembered.items()}
+    return named
+
+
+def _arrays(state: State) -> list[str]:
+    """The names of what is a numpy array rather than a tensor."""
+    return [name for name, value in _named(state).items() if not isinstance(value, Tensor)]
+
+
+def _tensors(state: State) -> dict[str, Tensor]:
+    """The state's arrays as tensors, each in memory of its own, as safetensors requires."""
     out: dict[str, Tensor] = {}
     taken = set()
-    for name, value in named.items():
-        value = value.detach().cpu().contiguous()
-        memory = value.untyped_storage()
-        out[name] = (
-            value.clone()
-            if memory.nbytes() != value.nbytes or memory.data_ptr() in taken
-            else value
-        )
+    for name, value in _named(state).items():
+        if not isinstance(value, Tensor):
+            value = torch.from_numpy(np.array(value, order="C"))
+        tensor = value.detach().cpu().contiguous()
+        memory = tensor.untyped_storage()
+        shared = memory.nbytes() != tensor.nbytes or memory.data_ptr() in taken
+        out[name] = tensor.clone() if shared else tensor
         taken.add(memory.data_ptr())
     return out
 
 
-def _state(tensors: dict[str, Tensor], like: State, path: Path) -> State:
+def _state(tensors: dict[str, Tensor], numbers: dict[str, Any], like: State, path: Path) -> State:
     def under(prefix: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(prefix): value
-            for name, value in tensors.items()
-            if name.startswith(prefix)
-        }
+        start = f"{prefix}."
+        return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
 
-    expected = {
-        f"{s}.{part}": value.shape
-        for s, model in enumerate(like.models)
-        for part, value in model._asdict().items()
-    }
-    if {name: value.shape for name, value in under("model.").items()} != expected:
-        raise BadInput(
-            f"the checkpoint {path} holds other models than this run's: use another --out, or the recipe it was made with"
-        )
-    device = like.models[0].params.device
-    return replace(
-        like,
-        models=[
-            Weights(**_placed(under(f"model.{s}."), {}, device)) for s in range(len(like.models))
-        ],
-        server=[_placed(under(f"server.{s}."), {}, device) for s in range(len(like.models))],
-        sampler={name: value.numpy().copy() for name, value in under("sampler.").items()},
-        availability={name: value.numpy().copy() for name, value in under("availability.").items()},
-        estimator=_placed(under("estimator."), like.estimator, device),
+    sizes = {model.task: _sizes(model.weights) for model in like.models}
+    device, models = like.models[0].params.device, []
+    for s, task in enumerate(numbers["tasks"]):
+        weights = Weights(**_placed(under(f"model.{s}"), {}, device))
+        if _sizes(weights) != sizes.get(task):
+            raise BadInput(
+                f"the checkpoint {path} holds other models than this run's: use another --out, or "
+                "the recipe it was made with"
+            )
+        models.append(Model(task, weights))
+    arrays, policies = set(numbers["arrays"]), {}
+    for kind, begun in like.policies.items():
+        mine = under(kind)
+        plain = {n: v.numpy().copy() for n, v in mine.items() if f"{kind}.{n}" in arrays}
+        known = {n: v for n, v in begun.items() if isinstance(v, Tensor)}
+        rest = {n: v for n, v in mine.items() if n not in plain}
+        placed = _placed(rest, known, device)
+        policies[kind] = {name: {**plain, **placed}[name] for name in mine}
+    return State(
+        round=numbers["round"],
+        models=models,
+        shares=tensors["shares"].numpy().copy(),
+        policies=policies,
+        seconds=numbers["seconds"],
+        bytes_up=numbers["bytes_up"],
+        bytes_down=numbers["bytes_down"],
     )
+
+
+def _sizes(weights: Weights) -> tuple[int, int]:
+    return len(weights.params), len(weights.buffers)
 
 
 def _placed(tensors: Tensors, like: Tensors, device: torch.device) -> Tensors:

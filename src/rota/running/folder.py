@@ -18,23 +18,29 @@ from safetensors.torch import save_file
 from rota import weights
 from rota.data.describe import describe
 from rota.errors import BadInput
+from rota.experiment import Experiment, State
 from rota.hints import MOST
-from rota.loop import Experiment, State
 from rota.running import checkpoint
 from rota.running.checkpoint import sync
 from rota.running.record import Record, finite
 
+CHANGEABLE = ("rounds", "target", "evaluate")
+"""What may change when a run is resumed; everything else must be as it was."""
+
 
 class Folder:
-    """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to one; both keep others out."""
+    """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to one.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Both keep other processes out.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        self.path, self.config = path, config
 
     @classmethod
     @contextmanager
     def create(cls, path: Path, config: dict[str, Any]) -> Iterator[Folder]:
-        """A new run's folder; it must be empty or not there yet."""
+        """The folder of a new run; it must be empty or not exist yet."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -45,12 +51,15 @@ class Folder:
                 write(path / "config.toml", tomli_w.dumps(config))
             except OSError as error:
                 raise _cannot_write(path, error) from error
-            yield cls(path)
+            yield cls(path, config)
 
     @classmethod
     @contextmanager
     def reopen(cls, path: Path, config: dict[str, Any]) -> Iterator[Folder]:
-        """An earlier run's folder, to go on with: it must have been made with the same configuration."""
+        """The folder of an earlier run, to resume it with the same configuration.
+
+        Only the keys in CHANGEABLE may differ.
+        """
         if not (path / "config.toml").exists():
             raise BadInput(
                 f"there is no run to resume in {path}: leave --resume out to start one there"
@@ -59,30 +68,33 @@ class Folder:
             made_with = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(
-                f"{path / 'config.toml'} cannot be read ({error}): mend it, or choose another --out"
+                f"{path / 'config.toml'} cannot be read ({error}): fix it, or choose another --out"
             ) from error
-        differs = differences(made_with, tomllib.loads(tomli_w.dumps(config)))
-        if differs:
-            same = path / "config.toml"
-            raise BadInput(
-                f"the run in {path} was made with another configuration ({differs}): resume it with that of {same}"
-            )
+        _refuse_other(path, made_with, config)
         with locked(path):
-            yield cls(path)
+            yield cls(path, config)
 
     def read_state(self, like: State) -> tuple[State, float]:
-        """The last good checkpoint (or the beginning); rounds.jsonl is cut back to it."""
-        state, wall = checkpoint.load(self.path / "checkpoint", like) or (like, 0.0)
+        """The last good checkpoint, or the beginning; rounds.jsonl is cut back to it.
+
+        A checkpoint has the configuration that it was made with, so an edited config.toml and another
+        run's checkpoint are refused.
+        """
+        state, wall = like, 0.0
+        found = checkpoint.load(self.path / "checkpoint", like)
+        if found:
+            _refuse_other(self.path / "checkpoint", found.config, self.config)
+            state, wall = found.state, found.wall_seconds
         lines = self._lines()
         if len(lines) < state.round:
             raise BadInput(
-                f"{self.path / 'rounds.jsonl'} has {len(lines)} lines, but the checkpoint is of round {state.round}: "
-                "put the missing lines back, or start again with another --out"
+                f"{self.path / 'rounds.jsonl'} has {len(lines)} lines, but the checkpoint is of round "
+                f"{state.round}: put the missing lines back, or start again with another --out"
             )
         if (self.path / "rounds.jsonl").exists():
-            os.truncate(
-                self.path / "rounds.jsonl", sum(len(line) + 1 for line in lines[: state.round])
-            )
+            kept = sum(len(line) + 1 for line in lines[: state.round])
+            os.truncate(self.path / "rounds.jsonl", kept)
+        write(self.path / "config.toml", tomli_w.dumps(self.config))
         return state, wall
 
     def records(self) -> list[Record]:
@@ -113,7 +125,7 @@ class Folder:
         """Write a checkpoint. The lines up to it reach the disk first, so that a checkpoint never runs ahead of them."""
         if (self.path / "rounds.jsonl").exists():
             sync(self.path / "rounds.jsonl")
-        checkpoint.save(self.path / "checkpoint", state, wall_seconds)
+        checkpoint.save(self.path / "checkpoint", state, wall_seconds, self.config)
         sync(self.path)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -144,16 +156,28 @@ class Folder:
     def write_models(self, experiment: Experiment, state: State) -> None:
         """models/NAME.safetensors: the models by their modules' own tensor names."""
         (self.path / "models").mkdir(exist_ok=True)
-        for name, task, model in zip(experiment.names, experiment.tasks, state.models, strict=True):
+        names = experiment.models(state.models)
+        for name, model in zip(names, state.models, strict=True):
+            module = experiment.tasks[model.task].build()
             path = self.path / "models" / f"{quote(name, safe=' ')}.safetensors"
             with replacing(path) as aside:
-                save_file(
-                    {
-                        key: value.cpu().clone()
-                        for key, value in weights.named(task.build(), model).items()
-                    },
-                    aside,
-                )
+                named = weights.named(module, model.weights)
+                save_file({key: value.cpu().clone() for key, value in named.items()}, aside)
+
+
+def _refuse_other(place: Path, made_with: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuse to resume with another configuration, and say what differs."""
+    before, now = (
+        {key: value for key, value in json.loads(json.dumps(each)).items() if key not in CHANGEABLE}
+        for each in (made_with, config)
+    )
+    differs = differences(before, now)
+    if differs:
+        folder = place if (place / "config.toml").exists() else place.parent
+        raise BadInput(
+            f"the run in {folder} was made with another configuration ({differs}): resume it with the "
+            f"one it was made with (only {', '.join(CHANGEABLE)} may change)"
+        )
 
 
 def refuse_used(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rota.arrays import Array
-from rota.plan import Plan, Seen, State
+from rota.plan import Chunk, Plan, Seen, State
 from rota.sampling import draw, memory
 
 
@@ -68,7 +68,6 @@ class ClusteredSimilarity(ClusteredSize):
     """
 
     needs: ClassVar[str] = "updates of the drawn clients"
-    updates: ClassVar[bool] = True
     costs: ClassVar[str] = (
         "one update per client and all angles on the server; clustering in every round"
     )
@@ -87,7 +86,16 @@ class ClusteredSimilarity(ClusteredSize):
         return owners[np.concatenate([whole, client])], np.concatenate([alone[whole], part])
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return memory.remember(state, plan, seen)
+        return state
+
+    def watch(self, state: State, plan: Plan) -> memory.Fresh:
+        return {}
+
+    def see(self, watched: memory.Fresh, plan: Plan, chunk: Chunk) -> None:
+        memory.see(watched, plan, chunk)
+
+    def learn(self, state: State, watched: memory.Fresh) -> State:
+        return memory.remember(state, watched)
 
 
 def stratified(

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rota.arrays import Array
-from rota.plan import Plan, Question, Seen, State
+from rota.plan import Chunk, Plan, Question, Seen, State
 from rota.sampling import draw, memory
 
 
@@ -29,7 +29,6 @@ class DivFl:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "updates of all clients once, then of the drawn clients"
-    updates: ClassVar[bool] = True
     costs: ClassVar[str] = (
         "every client trains once; one update per client and all distances on the server"
     )
@@ -42,7 +41,7 @@ class DivFl:
         return Question(draw.everybody(np.where(state["known"], 0.0, shares)), "update")
 
     def hear(self, state: State, plan: Plan, seen: Seen) -> State:
-        return memory.remember(state, plan, seen)
+        return state
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         plans = []
@@ -55,7 +54,16 @@ class DivFl:
         return draw.concatenate(plans)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return memory.remember(state, plan, seen)
+        return state
+
+    def watch(self, state: State, plan: Plan) -> memory.Fresh:
+        return {}
+
+    def see(self, watched: memory.Fresh, plan: Plan, chunk: Chunk) -> None:
+        memory.see(watched, plan, chunk)
+
+    def learn(self, state: State, watched: memory.Fresh) -> State:
+        return memory.remember(state, watched)
 
 
 def facilities(distance: Array, number: int) -> Array:

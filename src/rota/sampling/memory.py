@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import Plan, Seen, State
+from rota.plan import Chunk, Plan, State
 
 MOST = 5_000
 BLOCK = 1 << 13
@@ -37,28 +37,32 @@ def begin(shares: Array) -> State:
     return state
 
 
-def remember(state: State, plan: Plan, seen: Seen) -> State:
-    """The state in which the successful rows' updates replace their clients' older ones.
+Fresh = dict[int, tuple[int, int, Tensor]]
+"""The updates of one round: plan row -> model, client, and update, on its device."""
 
-    What has not changed is not copied.
-    """
-    assert seen.update is not None, "the sampler must say `updates = True`"
+
+def see(fresh: Fresh, plan: Plan, chunk: Chunk) -> None:
+    """Keep copies of the updates that came back."""
+    for place in np.flatnonzero(chunk.ok).tolist():
+        row = int(chunk.rows[place])
+        update = chunk.update[place].float().clone()  # a view would keep the whole chunk
+        fresh[row] = chunk.model, int(plan.client[row]), update
+
+
+def remember(state: State, fresh: Fresh) -> State:
+    """Replace the clients' older updates with fresh ones. What has not changed is not copied."""
     new = {**state, "known": state["known"].copy()}
-    back = np.flatnonzero(seen.ok)
-    for s in np.unique(plan.model[back]).tolist():
-        rows = back[plan.model[back] == s]
-        clients = plan.client[rows]
-        fresh = torch.stack([seen.update[row] for row in rows.tolist()]).float()
-        for client, update in zip(clients.tolist(), fresh, strict=True):
-            new[f"update.{s}.{client}"] = update.clone()  # a view would keep all of them
+    for s in sorted({model for model, _, _ in fresh.values()}):
+        mine = [fresh[row][1:] for row in sorted(fresh) if fresh[row][0] == s]
+        clients = np.array([client for client, _ in mine])
+        updates = torch.stack([update for _, update in mine])
+        new |= {f"update.{s}.{client}": update for client, update in mine}
         new["known"][s, clients] = True
         known = np.flatnonzero(new["known"][s])
-        everybody = []
-        for client in known.tolist():
-            name = f"update.{s}.{client}"
-            new[name] = torch.as_tensor(new[name], device=fresh.device)  # a checkpoint has arrays
-            everybody.append(new[name])
-        products = _products(fresh, everybody).cpu().numpy()
+        names = [f"update.{s}.{client}" for client in known.tolist()]
+        everybody = [torch.as_tensor(new[name], device=updates.device) for name in names]
+        new |= zip(names, everybody, strict=True)
+        products = _products(updates, everybody).cpu().numpy()
         gram = state[f"gram.{s}"].copy()
         gram[np.ix_(clients, known)] = products
         gram[np.ix_(known, clients)] = products.T

@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.admission import admit
 from rota.arrays import Array
 from rota.engine import Engine
 from rota.errors import BadInput, did_you_mean
 from rota.hints import called
-from rota.plan import State, admit
+from rota.plan import Model, Seen, State, whole
 from rota.sampling import SAMPLERS, Asking, Sampler, asks, draw, variance
 from rota.sampling.waterfill import waterfill
-from rota.weights import Weights
 
 METRICS = ("cost", "regret", "variance", "improvement", "quality")
 SUMMED = ("cost", "regret", "variance")
@@ -72,7 +72,7 @@ class Meter:
     seconds: float = 0.0
 
     def __call__(
-        self, memory: State, shares: Array, models: list[Weights], now: int
+        self, memory: State, shares: Array, models: list[Model], now: int
     ) -> dict[str, float | None]:
         """The round's measures.
 
@@ -94,7 +94,7 @@ class Meter:
 
 
 def look(
-    engine: Engine, models: list[Weights], shares: Array, now: int, products: bool = False
+    engine: Engine, models: list[Model], shares: Array, now: int, products: bool = False
 ) -> list[Updates]:
     """Train all clients, in the order of their numbers.
 
@@ -104,9 +104,10 @@ def look(
     scores = np.zeros(shares.shape)
     sums = [torch.zeros_like(model.params, dtype=torch.float64) for model in models]
     kept: list[dict[int, Tensor]] = [{} for _ in models]
-    for chunk in engine.train(models, plan, now):
+    job, seen = whole(models, plan, now), Seen.nothing(len(plan))
+    for chunk in engine.train(job):
         with np.errstate(over="ignore"):
-            ok = admit(chunk).ok & np.isfinite(chunk.norm**2)
+            ok = admit(chunk, job, seen).ok & np.isfinite(chunk.norm**2)
         client = plan.client[chunk.rows[ok]]
         update = chunk.update[torch.from_numpy(ok).to(chunk.update.device)]
         weighted = update * torch.from_numpy(shares[chunk.model, client]).to(update)[:, None]

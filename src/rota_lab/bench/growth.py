@@ -15,7 +15,7 @@ from rota.arrays import Array
 from rota.data.federation import Federation, Part
 from rota.engine import make
 from rota.estimate import FedAvg, StaleVre
-from rota.loop import Experiment
+from rota.experiment import Experiment
 from rota.plan import Plan, Question, Seen, State, Task
 from rota.sampling import SAMPLERS, Asking, Sampler
 from rota_lab.bench.works import images
@@ -148,7 +148,7 @@ def _measure(
     timed = (TimedAsking if isinstance(inner, Asking) else Timed)(inner)
     estimator = StaleVre() if sampler == "mmfl-vre" else FedAvg()
     experiment = Experiment(tasks, timed, estimator, rounds=rounds + 3, evaluate=rounds + 3)
-    engine = make("batched", tasks, experiment.devices, 0, device)
+    engine = make("batched", Experiment(tasks, devices=experiment.devices), device)
     state = loop.begin(experiment, engine)
     whole, server = [], []
     for _ in range(rounds + 2):

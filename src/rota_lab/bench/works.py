@@ -14,12 +14,13 @@ from rota import data, rng
 from rota.arrays import Array
 from rota.data.federation import Examples, Federation, Partition, federate
 from rota.data.mnist import read as read_mnist
-from rota.engine import Devices, make
+from rota.engine import make
+from rota.engine.flops import step_flops
 from rota.engine.schedule import local_steps
+from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.plan import Task, shares
 from rota.sampling import Uniform
-from rota.world.devices import step_flops
 
 SEED = 0
 WARMUP = 2  # rounds before the measured ones: compilers compile in them
@@ -250,7 +251,7 @@ def prepare(work: Work, folder: Path, rounds: int, device: str) -> Size:
             for now in range(1, WARMUP + rounds + 1)
         ]
     )
-    engine = make("sequential", [task], Devices(), SEED, "cpu")
+    engine = make("sequential", Experiment([task], seed=SEED), "cpu")
     params = engine.initial()[0].params
     start = params.split([p.numel() for p in task.build().parameters()])
     parts = zip(start, task.build().parameters(), strict=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 from rota import data
 from rota.data.federation import Part
 from rota.data.partition import PARTITIONS
-from rota.engine import Devices, make
+from rota.engine import make
 from rota.estimate import FedAvg
-from rota.loop import Experiment
+from rota.experiment import Experiment
 from rota.plan import Task
 from rota_lab.reproduce.fedavg_cells import (
     CELLS,
@@ -109,7 +109,7 @@ class Track:
             for k in self.grid
         ]
         self.experiment = Experiment(tasks, Cohorts((0,) * len(tasks)), FedAvg(), seed=SEED)
-        self.engine = make("auto", tasks, Devices(), SEED, device, precision)
+        self.engine = make("auto", Experiment(tasks, seed=SEED), device, precision)
 
     def lanes(self, rates: set[int], seeds: int) -> list[Lane]:
         """New lanes of these rates. A lane's number, so its start, its cohorts and its mini-batches, depends on its rate and seed alone."""

@@ -24,7 +24,8 @@ from rota.arrays import Array
 from rota.data.federation import Federation, Part
 from rota.engine import make
 from rota.estimate import Unbiased
-from rota.loop import Experiment, begin, play
+from rota.experiment import Experiment
+from rota.loop import begin, play
 from rota.plan import Task
 from rota.sampling import Full
 from rota_lab.reproduce.chart import Chart, Line
@@ -179,7 +180,7 @@ def descend(
     model = Linear(start_of(problem, seed), problem.ridge)
     task = Task(model, data, lr=lr, batch=None, steps=1, loss=problem.loss, score=problem.loss)
     experiment = Experiment([task], Full(), Unbiased(), rounds=steps, seed=seed)
-    machine = make(engine, [task], experiment.devices, seed, "cpu")
+    machine = make(engine, Experiment([task], devices=experiment.devices, seed=seed), "cpu")
     state = begin(experiment, machine)
     value, iterates = [machine.evaluate(state.models)[0].loss], [state.models[0].params.numpy()]
     for _ in range(steps):

@@ -19,9 +19,10 @@ import numpy as np
 from rota import data, models
 from rota.data.federation import Federation
 from rota.data.partition import UNBALANCED, unbalanced
-from rota.engine import Devices, make
+from rota.engine import make
 from rota.estimate import Estimator, FedAvg, Unbiased
-from rota.loop import Experiment, begin, play
+from rota.experiment import Experiment
+from rota.loop import begin, play
 from rota.plan import Task
 from rota.running.record import finite
 from rota.sampling import (
@@ -247,7 +248,7 @@ class Track:
             )
             for seed in seeds
         ]
-        self.engine = make("auto", self.tasks, Devices(), seeds[0], device, precision)
+        self.engine = make("auto", Experiment(self.tasks, seed=seeds[0]), device, precision)
 
     def run(
         self,

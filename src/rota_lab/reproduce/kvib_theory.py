@@ -16,13 +16,12 @@ import numpy as np
 from rota import data, models
 from rota.arrays import Array
 from rota.engine import Engine, Score, make
-from rota.engine.local import Correction
-from rota.loop import Experiment, begin, play
-from rota.plan import Chunk, Plan, Task
+from rota.experiment import Experiment
+from rota.loop import begin, play
+from rota.plan import Chunk, Job, Model, Seen, Task, whole
 from rota.running.record import Record, columns
 from rota.sampling import SAMPLERS, draw
 from rota.sampling.metrics import Meter
-from rota.weights import Weights
 from rota_lab.reproduce.kvib_theory_page import CLAIMED, report
 from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts, start
 from rota_lab.reproduce.result import Result
@@ -133,7 +132,10 @@ def run(part: Part, task: Task, seed: int, deadline: float = math.inf) -> dict[s
     experiment = Experiment(
         [task], SAMPLERS[part.sampler](**options), rounds=part.rounds, seed=seed, evaluate=EVERY
     )
-    engine = Once(make("auto", [task], experiment.devices, seed, "cpu"), experiment.shares)
+    engine = Once(
+        make("auto", Experiment([task], devices=experiment.devices, seed=seed), "cpu"),
+        experiment.shares,
+    )
     state, lines = begin(experiment, engine), list[Record]()
     meter = Meter(
         ("cost", "regret", "variance", "improvement", "quality"), experiment.sampler, engine
@@ -173,34 +175,23 @@ class Once:
         self.engine, self.everybody = engine, draw.everybody(shares)
         self.now, self.chunks = 0, list[Chunk]()
 
-    def initial(self) -> list[Weights]:
+    def initial(self) -> list[Model]:
         return self.engine.initial()
 
-    def train(
-        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
-    ) -> Iterator[Chunk]:
-        assert correction is None
-        if now != self.now:
-            self.now, self.chunks = now, list(self.engine.train(models, self.everybody, now))
+    def train(self, job: Job) -> Iterator[Chunk]:
+        if job.now != self.now:
+            everybody = whole(job.models, self.everybody, job.now)
+            self.now, self.chunks = job.now, list(self.engine.train(everybody))
+        plan = job.plan
         for chunk in self.chunks:
-            place = {
-                client: row for row, client in enumerate(self.everybody.client[chunk.rows].tolist())
-            }
-            mine = np.flatnonzero(np.isin(plan.client, list(place)))
-            some = [place[client] for client in plan.client[mine].tolist()]
-            arrays = {
-                name: getattr(chunk, name)[some]
-                for name in ("update", "buffers", "loss", "steps", "examples", "seconds")
-            }
-            yield replace(chunk, rows=mine, reason=[chunk.reason[row] for row in some], **arrays)
+            clients = self.everybody.client[chunk.rows].tolist()
+            place = {client: row for row, client in enumerate(clients)}
+            mine = np.flatnonzero(np.isin(plan.client, clients))
+            some = np.array([place[client] for client in plan.client[mine].tolist()], np.int64)
+            yield replace(chunk.of(some), rows=mine)
 
-    def evaluate(self, models: list[Weights], which: Sequence[int] | None = None) -> list[Score]:
+    def evaluate(self, models: list[Model], which: Sequence[int] | None = None) -> list[Score]:
         return self.engine.evaluate(models, which)
 
-    def losses(
-        self, models: list[Weights], plan: Plan, now: int, examples: int | None = None
-    ) -> tuple[Array, Array]:
-        return self.engine.losses(models, plan, now, examples)
-
-    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
-        return self.engine.seconds(model, clients, examples, nbytes)
+    def losses(self, job: Job, examples: int | None = None) -> Seen:
+        return self.engine.losses(job, examples)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 
-import rota
 from rota import data, loop, models, plan, rng
 from rota.arrays import Array
 from rota.data.federation import Federation, Partition
@@ -34,6 +33,7 @@ from rota.estimate import (
     Unbiased,
 )
 from rota.estimate.server import Sgd
+from rota.experiment import Experiment
 from rota.hints import called
 from rota.plan import Task
 from rota.sampling import (
@@ -437,12 +437,12 @@ class Track:
             ]
         self.processors = tuple(assign.mixed(plan.shares(self.tasks), seed).tolist())
         self.engine: Engine = make(
-            "auto", self.tasks, rota.Devices(), seed, runner.device, runner.precision
+            "auto", Experiment(self.tasks, seed=seed), runner.device, runner.precision
         )
 
     def run(self, sampler: Sampler, estimator: Estimator) -> Found:
         """One run in numbers: accuracies at the end, their curve, and what it cost."""
-        experiment = loop.Experiment(
+        experiment = Experiment(
             self.tasks,
             sampler,
             estimator,

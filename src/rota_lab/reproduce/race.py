@@ -16,10 +16,10 @@ import numpy as np
 from rota import rng
 from rota.arrays import Array
 from rota.engine import Engine
-from rota.loop import Experiment, begin, play
-from rota.plan import Plan, Seen, State
+from rota.experiment import Experiment
+from rota.loop import begin, play
+from rota.plan import Model, Plan, Seen, State
 from rota.sampling import draw
-from rota.weights import Weights
 from rota_lab.reproduce.parts import in_time
 
 FAR, SELDOM = 2.0, 5
@@ -135,7 +135,7 @@ def race(
         in_time(deadline)
         for lane in lanes:
             sizes[lane.model] = 0 if lane.why else cohort
-        experiment = replace(experiment, sampler=Cohorts(tuple(sizes)))
+        experiment = experiment.using(sampler=Cohorts(tuple(sizes)))
         state, record = play(experiment, engine, state)
         stop(
             (lane for lane in running if not record["models"][names[lane.model]]["trained"]),
@@ -155,7 +155,7 @@ def race(
 
 
 def examine(
-    engine: Engine, models: list[Weights], lanes: list[Lane], now: int, target: float
+    engine: Engine, models: list[Model], lanes: list[Lane], now: int, target: float
 ) -> None:
     """Test some models, all in one pass."""
     for lane, score in zip(

@@ -13,7 +13,7 @@ from rota import loop
 from rota.data.federation import Federation, Part
 from rota.engine import PRECISIONS, make
 from rota.estimate import FedAvg
-from rota.loop import Experiment
+from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.plan import Task
 from rota.sampling import Uniform
@@ -45,7 +45,9 @@ def main(folder: str, name: str, option: str = "") -> None:
         evaluate=rounds + 1,
     )
     precision = option if option in PRECISIONS else "fp32"
-    engine = make(name, [task], experiment.devices, work.seed, work.device, precision)
+    engine = make(
+        name, Experiment([task], devices=experiment.devices, seed=work.seed), work.device, precision
+    )
     state = loop.begin(experiment, engine)
     ends = []
     for cohort in work.cohorts:

@@ -1,0 +1,147 @@
+"""Admission: a reply becomes part of a round only after it has passed every check here.
+
+A row that fails a check becomes a failed row with a reason, so nothing that could harm a model
+reaches an estimator. A reply that nobody asked for is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.arrays import Array
+from rota.errors import BadInput
+from rota.plan import Chunk, Job, Model, Seen, State
+
+NOT_FINITE = "the update is not finite"
+KEPT = 100
+"""How many norms per model the limit on norms remembers."""
+FEWEST = 5
+"""The limit on norms applies once this many norms of a model are known."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A limit on the norms of updates, relative to those seen so far; the other checks are always on.
+
+    A row fails if its update's norm exceeds `times` times the median of the last 100 admitted norms
+    of its model. None sets no limit. Recommended for real devices, where 10 to 100 is a good value:
+    one broken device can otherwise replace the model with its own noise.
+    """
+
+    times: float | None = None
+
+    def init(self, models: int) -> State:
+        """No norm is known yet."""
+        if self.times is not None and not self.times > 1:
+            raise BadInput(f"admission.times is {self.times:g}: it must be above 1")
+        if self.times is None:
+            return {}
+        return {"norms": np.full((models, KEPT), np.nan), "count": np.zeros(models, np.int64)}
+
+    def limit(self, state: State, model: int) -> float:
+        """The largest norm that a row of the model may have."""
+        if self.times is None or model >= len(state["count"]) or state["count"][model] < FEWEST:
+            return np.inf
+        return self.times * float(np.nanmedian(state["norms"][model]))
+
+    def learn(self, state: State, model: int, norms: Array) -> State:
+        """The state after a chunk of a model with these admitted norms."""
+        if self.times is None or model >= len(state["count"]):
+            return state
+        recent, count = state["norms"].copy(), state["count"].copy()
+        for norm in norms.tolist():
+            recent[model, count[model] % KEPT] = norm
+            count[model] += 1
+        return {"norms": recent, "count": count}
+
+
+def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
+    """The rows of a chunk that were asked for and have not replied before; `most` bounds their norms.
+
+    Rows that cannot be used become failed rows. The chunk that is returned may be empty.
+    """
+    chunk = _asked_for(chunk, job, seen)
+    if not len(chunk.rows):
+        return chunk
+    model = job.models[chunk.model]
+    chunk = _well_formed(chunk, model)
+    wrong = [reason or "" for reason in chunk.reason]
+    for bad, why in (
+        (~_finite(chunk, model), NOT_FINITE),
+        (_overflows(chunk, job), "the update is too large to be added up"),
+        (chunk.norm > most, f"the update's norm is above the limit of {most:.3g}"),
+    ):
+        for place in np.flatnonzero(bad).tolist():
+            wrong[place] = wrong[place] or why
+    return chunk if wrong == chunk.reason else replace(chunk, reason=wrong)
+
+
+def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Chunk:
+    """Drop rows of another round, rows that are not in the plan, and second replies."""
+    rows = np.asarray(chunk.rows)
+    inside = (rows >= 0) & (rows < len(job.plan)) & (chunk.now == job.now)
+    first = np.zeros(len(rows), bool)
+    first[np.unique(rows, return_index=True)[1]] = True
+    wanted = inside & first
+    place = rows[wanted]
+    waiting = np.array([seen.reason[row] for row in place.tolist()]) == "no reply"
+    wanted[wanted] = waiting & (job.plan.model[place] == chunk.model)
+    if not wanted.all():
+        logging.getLogger("rota").warning(
+            "dropped %d replies in round %d that were not asked for", (~wanted).sum(), job.now
+        )
+    return chunk if wanted.all() else chunk.of(np.flatnonzero(wanted))
+
+
+def _well_formed(chunk: Chunk, model: Model) -> Chunk:
+    """Replace tensors of a wrong shape or dtype with zeros, and fail the rows that sent them."""
+    number, why, new = len(chunk.rows), "", dict[str, Any]()
+    for name, like in (("update", model.params), ("buffers", model.buffers)):
+        value: Any = getattr(chunk, name)
+        if not isinstance(value, Tensor):
+            problem = f"the {name} is a {type(value).__name__}, not a tensor"
+        elif tuple(value.shape) != (number, len(like)):
+            problem = f"the {name} has shape {tuple(value.shape[1:])}, not ({len(like)},)"
+        elif value.dtype != like.dtype:
+            problem = f"the {name} has dtype {value.dtype}, not {like.dtype}"
+        else:
+            continue
+        why = why or problem
+        new[name] = like.new_zeros(number, len(like))
+    if not why:
+        return chunk
+    return replace(chunk, **new, measured=None, reason=[old or why for old in chunk.reason])
+
+
+def _finite(chunk: Chunk, model: Model) -> Array:
+    """Which rows have finite updates and buffers.
+
+    A buffer may hold a constant infinity, such as a causal mask: then it must not have changed.
+    """
+    fine = np.isfinite(chunk.norm)  # a norm may overflow although no entry is infinite
+    if not fine.all():
+        fine = fine | torch.isfinite(chunk.update).all(dim=1).cpu().numpy()
+    if chunk.buffers.shape[1]:
+        same = torch.isfinite(chunk.buffers) | (chunk.buffers == model.buffers)
+        fine = fine & same.all(dim=1).cpu().numpy()
+    return np.asarray(fine)
+
+
+def _overflows(chunk: Chunk, job: Job) -> Array:
+    """Which rows are so large that a weighted sum over the plan, or its square, could overflow."""
+    largest = torch.finfo(chunk.update.dtype).max
+    room = (largest**0.5 if largest > 1e30 else largest / 4) / max(1, len(job.plan))
+    times = np.maximum(np.abs(job.plan.weight[chunk.rows]), 1.0)
+    over = ~(chunk.norm * times <= room)
+    if over.any():  # the norm is only an upper bound of the largest entry
+        entry = (
+            chunk.update.abs().amax(dim=1).double().cpu().numpy() if chunk.update.shape[1] else 0
+        )
+        over &= ~(entry * times <= room)
+    return np.asarray(over)

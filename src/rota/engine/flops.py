@@ -1,0 +1,28 @@
+"""How much arithmetic local training takes, counted on the network itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rota.plan import Task
+
+
+def step_flops(task: Task, x: Tensor) -> float:
+    """FLOPs of the forward and backward pass of one example: three times the forward pass.
+
+    `x` holds any example.
+    """
+    x = x[:1]
+    pair = x.expand(2, *x.shape[1:])  # BatchNorm may refuse to take statistics of a single example
+    try:  # on "meta" nothing is computed, and an LSTM shows its products
+        return 1.5 * _count(task.build().eval().to("meta"), pair.to("meta"))
+    except (RuntimeError, NotImplementedError):  # the forward pass makes tensors on a real device
+        return 1.5 * _count(task.build().eval(), pair)
+
+
+def _count(module: nn.Module, x: Tensor) -> float:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(x)
+    return float(counter.get_total_flops())

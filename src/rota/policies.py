@@ -1,0 +1,124 @@
+"""The kinds of policy: one table, which every other part of rota reads.
+
+A kind is one entry of KINDS. Recipes, checks, checkpoints, `rota list`, descriptions and reports
+read the table, so a new kind is a file with its members and one line here.
+
+The loop calls samplers, estimators, servers and availability at their own places in a round. A policy
+of any kind may also observe rounds (`observe`) and watch the stream of updates (Watching).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from rota.admission import Admission
+from rota.arrays import Array
+from rota.estimate import ESTIMATORS, SERVERS
+from rota.plan import COLUMNS, Chunk, Model, Plan, Seen, State
+from rota.sampling import SAMPLERS
+from rota.world.availability import Availability
+from rota.world.devices import Devices
+
+EVERYTHING = frozenset({*COLUMNS, "update"})
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A policy that needs the updates themselves: it gets each admitted chunk as it passes."""
+
+    def watch(self, state: State, plan: Plan) -> Any:
+        """What is gathered during a round; empty at first."""
+
+    def see(self, watched: Any, plan: Plan, chunk: Chunk) -> None:
+        """Take one chunk in. The chunk's memory must not be kept, only copies of parts of it."""
+
+    def learn(self, state: State, watched: Any) -> State:
+        """The state after the last chunk, before `observe`."""
+
+
+@runtime_checkable
+class Observing(Protocol):
+    """A policy that learns from what the server saw of each row."""
+
+    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
+        """The state after the round; `shares` are those that the plan was drawn by."""
+
+
+def sees(policy: object) -> Collection[str]:
+    """What a policy learns about single rows; a policy that does not say learns everything."""
+    return getattr(policy, "sees", EVERYTHING)
+
+
+class Opening(NamedTuple):
+    """What a policy's first state is made from."""
+
+    models: list[Model]
+    shares: Array
+    rounds: int
+
+
+def _nothing(policy: Any, opening: Opening) -> State:
+    return {}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of policy: its key in recipes, its members by name, and the name of the default one.
+
+    `methods` are what a member must have. `begin` makes a member's state before the first round. A
+    kind with one member is a table of options without a name in recipes.
+    """
+
+    name: str
+    members: Mapping[str, type]
+    default: str
+    methods: tuple[str, ...] = ()
+    begin: Callable[[Any, Opening], State] = _nothing
+
+    @property
+    def single(self) -> bool:
+        """Whether there is only one member, so that no name is needed."""
+        return len(self.members) == 1
+
+    def make(self) -> Any:
+        """The default member with its default options."""
+        return self.members[self.default]()
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "sampler",
+            SAMPLERS,
+            "uniform",
+            ("init", "draw", "observe"),
+            lambda sampler, at: sampler.init(at.shares, at.rounds),
+        ),
+        Kind(
+            "estimator",
+            ESTIMATORS,
+            "unbiased",
+            ("init", "begin", "add", "finish"),
+            lambda estimator, at: estimator.init([model.weights for model in at.models], at.shares),
+        ),
+        Kind("server", SERVERS, "sgd", ("step",)),
+        Kind("devices", {"devices": Devices}, "devices", ("profile",)),
+        Kind(
+            "availability",
+            {"availability": Availability},
+            "availability",
+            ("init", "step"),
+            lambda availability, at: availability.init(at.shares.shape[1]),
+        ),
+        Kind(
+            "admission",
+            {"admission": Admission},
+            "admission",
+            ("init", "limit"),
+            lambda admission, at: admission.init(len(at.models)),
+        ),
+    )
+}

@@ -1,0 +1,88 @@
+"""What a run came to, and when there is nothing left to come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rota.admission import NOT_FINITE
+from rota.engine.local import TOO_FEW
+from rota.errors import BadInput
+from rota.experiment import Experiment
+from rota.running.record import ASKED, Record, at, finite, tested
+from rota.sampling.metrics import SUMMED
+
+PATIENCE = 5
+"""A run ends after this many rounds in a row in which clients trained but no update could be used."""
+
+
+class Stuck(RuntimeError):
+    """The run learns nothing any more, and more rounds would change nothing."""
+
+
+def refuse_stuck(experiment: Experiment, records: list[Record]) -> None:
+    """End a run in which no model learns any more. One client, round or model that fails ends none."""
+    wrong: dict[str, str] = {}
+    number = 0
+    for line in reversed(records):
+        if any(model["trained"] for model in line["models"].values()):
+            return
+        reasons = {each["model"]: each["reason"] for each in line["failures"]}
+        failed = {m: why for m, why in reasons.items() if why.removesuffix(ASKED) != TOO_FEW}
+        largest = max(task.roster.sizes.max() for task in experiment.tasks)
+        if not failed and line["failures"] and largest < 2:
+            raise BadInput(
+                f"no client can train ({TOO_FEW}): give clients two examples or more, or choose a "
+                "model without BatchNorm"
+            )
+        wrong |= failed
+        number += bool(failed)
+        if number == min(PATIENCE, experiment.rounds):
+            break
+    else:
+        return
+    why = next(iter(wrong.values())).removesuffix(ASKED)
+    whose = " and ".join(f"'{name}'" for name in wrong)
+    rounds = f"{number} round{'s' * (number > 1)}"
+    fix = f"fix the model, the loss or the data of {whose}"
+    if why == NOT_FINITE:
+        fix = f"a lower lr for {whose} may help"
+    now = records[-1]["round"]
+    raise Stuck(f"round {now}: no client's update could be used in {rounds} ({why}): {fix}")
+
+
+def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:
+    """A run in a few numbers.
+
+    Accuracies are those of the last test. `rounds_to_target` is the round in which each model reached
+    the target.
+    """
+    tests = [line for line in records if tested(line)]
+    last = tests[-1]
+    models: dict[str, Any] = {}
+    for name, scores in last["models"].items():
+        mine = [(line["round"], line["models"][name]) for line in tests if name in line["models"]]
+        known = [value for _, each in mine if (value := finite(each["accuracy"])) is not None]
+        models[name] = {
+            "loss": scores["loss"],
+            "accuracy": scores["accuracy"],
+            "best_accuracy": max(known, default=None),
+        }
+        if experiment.target is not None:
+            hits = [number for number, each in mine if at(each, experiment.target)]
+            models[name]["rounds_to_target"] = hits[0] if hits else None
+        failures = [each for line in records for each in line["failures"]]
+        models[name]["failures"] = sum(each["model"] == name for each in failures)
+    measured = [f"{name}_total" for name in SUMMED if name in experiment.metrics]
+    totals = {key: records[-1][key] for key in ("seconds", "bytes_up", "bytes_down", *measured)}
+    return {
+        "rounds": len(records),
+        "accuracy": last["accuracy"],
+        "loss": last["loss"],
+        **{key: last[key] for key in ("worst_accuracy", "accuracy_spread") if key in last},
+        "models": models,
+        **totals,
+        "server_bytes": max(line["server_bytes"] for line in records),
+        "client_seconds": sum(line["client_seconds"] for line in records),
+        "failures": sum(len(line["failures"]) for line in records),
+        "wall_seconds": round(wall_seconds, 3),
+    }

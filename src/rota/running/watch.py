@@ -1,0 +1,58 @@
+"""Watchers: what is told about a run while it goes on, such as the progress display or a tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rota.errors import BadInput
+from rota.running.record import Record
+
+
+class Watcher(Protocol):
+    """Is told how a run begins, every round's record, and how it ends."""
+
+    def begin(self, config: dict[str, Any]) -> None:
+        """The run begins or resumes; `config` is what config.toml says."""
+
+    def round(self, record: Record) -> None:
+        """A round is over."""
+
+    def end(self, ended: dict[str, Any] | BaseException) -> None:
+        """The run is over: its summary, or what ended it early."""
+
+
+class Each:
+    """A watcher that calls a function with every round's record."""
+
+    def __init__(self, function: Callable[[Record], object]) -> None:
+        self.function = function
+
+    def begin(self, config: dict[str, Any]) -> None:
+        pass
+
+    def round(self, record: Record) -> None:
+        self.function(record)
+
+    def end(self, ended: dict[str, Any] | BaseException) -> None:
+        pass
+
+
+Watch = Watcher | Callable[[Record], object] | Sequence[Watcher | Callable[[Record], object]] | None
+
+
+def watchers(watch: Watch) -> list[Watcher]:
+    """One watcher or several; a plain function is called with every record."""
+    given: Any = watch if isinstance(watch, list | tuple) else [] if watch is None else [watch]
+    out: list[Watcher] = []
+    for each in given:
+        if all(hasattr(each, method) for method in ("begin", "round", "end")):
+            out.append(each)
+        elif callable(each):
+            out.append(Each(each))
+        else:
+            raise BadInput(
+                f"watch has a {type(each).__name__}: give functions of a round's record, or objects "
+                "with begin, round and end"
+            )
+    return out
