@@ -34,11 +34,10 @@ from rota.arrays import Array
 from rota.data import describe as describing
 from rota.data.federation import Federation
 from rota.engine import ENGINES, Score, Sequential
-from rota.engine.local import Correction
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yogi
 from rota.experiment import Experiment, State
-from rota.plan import Chunk, Plan, Seen, Task
+from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task
 from rota.running import experiment as experiments
 from rota.running.folder import Folder, checkpoint, differences, flat, refuse_used
 from rota.running.record import Record
@@ -109,50 +108,43 @@ def make(**changes: Any) -> Experiment:
 
 
 class Toy:
-    """An engine that takes no time: a row's update is made of the model, the row's own stream, its correction and nothing else."""
+    """An engine that takes no time: an update is made of the model, the row's stream and its shift."""
 
-    def __init__(self, tasks: list[Task], *_: Any) -> None:
-        self.models = [weights.read(task.build()) for task in tasks]
+    def __init__(self, experiment: Experiment) -> None:
+        tasks = experiment.tasks
+        self.models = [Model(t, weights.read(task.build())) for t, task in enumerate(tasks)]
 
-    def initial(self) -> list[Weights]:
+    @classmethod
+    def make(cls, experiment: Experiment, options: Any) -> Toy:
+        return cls(experiment)
+
+    def initial(self) -> list[Model]:
         return self.models
 
-    def train(
-        self, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
-    ) -> Iterator[Chunk]:
-        for row, (client, model) in enumerate(
-            zip(plan.client.tolist(), plan.model.tolist(), strict=True)
-        ):
-            noise = rng.uniform(
-                rng.as_tensor([rng.key(now, client, model)]), len(models[model].params)
-            )
-            update = (
-                models[model].params[None] / 10
-                + noise
-                + (correction(np.array([row])) / 10 if correction else 0.0)
-            )
-            one = np.ones(1)
+    def train(self, job: Job) -> Iterator[Chunk]:
+        for row, (client, s) in enumerate(zip(job.plan.client, job.plan.model, strict=True)):
+            place, one, model = np.array([row]), np.ones(1), job.models[s]
+            key = rng.key(job.now, int(client), int(s))
+            update = model.params[None] / 10 + rng.uniform(rng.as_tensor([key]), len(model.params))
+            if job.local.shift is not None:
+                update = update + job.local.shift(place) / 10
+            time = np.array([1.0 + 2 * model.nbytes + s + client])
             yield Chunk(
-                np.array([row]),
-                model,
-                0.1,
-                update,
-                models[model].buffers[None] / 2,
-                update.mean(1).numpy(),
-                one,
-                one,
-                one,
-                [""],
+                rows=place,
+                model=int(s),
+                now=job.now,
+                lr=0.1,
+                update=update,
+                buffers=model.buffers[None] / 2,
+                loss=update.mean(1).numpy(),
+                steps=one,
+                examples=one,
+                costs=Costs(time, time, job.duty.up[place], job.duty.down[place]),
+                reason=[""],
             )
 
-    def seconds(self, model: int, clients: Array, examples: Array, nbytes: float) -> Array:
-        return np.asarray(examples + nbytes + model + clients)
-
-    def evaluate(self, models: list[Weights]) -> list[Score]:
-        return [
-            Score(float(model.params.sum()), float(model.params.sigmoid().mean()))
-            for model in models
-        ]
+    def evaluate(self, models: list[Model]) -> list[Score]:
+        return [Score(float(m.params.sum()), float(m.params.sigmoid().mean())) for m in models]
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -451,7 +443,7 @@ def test_every_policy_survives_ctrl_c_inside_a_round(
         models: list[Weights],
         plan: Plan,
         now: int,
-        correction: Correction | None = None,
+        correction: Any = None,
     ) -> Iterator[Chunk]:
         nonlocal chunks
         for chunk in train(self, models, plan, now, correction):
@@ -491,7 +483,7 @@ def breaking(number: int, chunks: int) -> Callable[..., Iterator[Chunk]]:
     train = Toy.train
 
     def broken(
-        self: Toy, models: list[Weights], plan: Plan, now: int, correction: Correction | None = None
+        self: Toy, models: list[Weights], plan: Plan, now: int, correction: Any = None
     ) -> Iterator[Chunk]:
         for at, chunk in enumerate(train(self, models, plan, now, correction)):
             if now == number and at == min(chunks, len(plan) - 1):
