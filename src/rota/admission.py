@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import Chunk, Job, Model, Seen, State
+from rota.plan import Chunk, Costs, Job, Model, Seen, State
 
 NOT_FINITE = "the update is not finite"
 KEPT = 100
@@ -66,11 +66,15 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
 
     Rows that cannot be used become failed rows. The chunk that is returned may be empty.
     """
-    chunk = _asked_for(chunk, job, seen)
-    if not len(chunk.rows):
-        return chunk
+    wanted = _asked_for(chunk, job, seen)
+    if not wanted.all():
+        logging.getLogger("rota").warning(
+            "round %d: dropped %d rows of a reply that were not asked for", job.now, (~wanted).sum()
+        )
+    if not wanted.any():
+        return replace(_empty(chunk), rows=np.empty(0, np.int64))
     model = job.models[chunk.model]
-    chunk = _well_formed(chunk, model)
+    chunk = _well_formed(chunk, model).of(np.flatnonzero(wanted))
     wrong = [reason or "" for reason in chunk.reason]
     for bad, why in (
         (~_finite(chunk, model), NOT_FINITE),
@@ -82,25 +86,41 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
     return chunk if wrong == chunk.reason else replace(chunk, reason=wrong)
 
 
-def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Chunk:
-    """Drop rows of another round, rows that are not in the plan, and second replies."""
+def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Array:
+    """Which rows are in the plan, in this round, and have not replied before."""
     rows = np.asarray(chunk.rows)
-    inside = (rows >= 0) & (rows < len(job.plan)) & (chunk.now == job.now)
+    known = rows.ndim == 1 and rows.dtype.kind in "iu" and len(chunk.reason) == len(rows)
+    if not known or chunk.now != job.now or not 0 <= chunk.model < len(job.models):
+        return np.zeros(np.size(rows), bool)
+    wanted = (rows >= 0) & (rows < len(job.plan))
     first = np.zeros(len(rows), bool)
     first[np.unique(rows, return_index=True)[1]] = True
-    wanted = inside & first
+    wanted &= first
     place = rows[wanted]
-    waiting = np.array([seen.reason[row] for row in place.tolist()]) == "no reply"
-    wanted[wanted] = waiting & (job.plan.model[place] == chunk.model)
-    if not wanted.all():
-        logging.getLogger("rota").warning(
-            "dropped %d replies in round %d that were not asked for", (~wanted).sum(), job.now
-        )
-    return chunk if wanted.all() else chunk.of(np.flatnonzero(wanted))
+    wanted[wanted] = seen.waits(place) & (job.plan.model[place] == chunk.model)
+    return wanted
+
+
+def _empty(chunk: Chunk) -> Chunk:
+    """A chunk without rows."""
+    nothing = np.empty(0)
+    costs = Costs(nothing, nothing, nothing, nothing)
+    tensor = torch.empty(0, 0)
+    return replace(
+        chunk,
+        update=tensor,
+        buffers=tensor,
+        loss=nothing,
+        steps=nothing,
+        examples=nothing,
+        costs=costs,
+        reason=[],
+        measured=None,
+    )
 
 
 def _well_formed(chunk: Chunk, model: Model) -> Chunk:
-    """Replace tensors of a wrong shape or dtype with zeros, and fail the rows that sent them."""
+    """Replace what has a wrong shape or dtype with zeros, and fail the rows that sent it."""
     number, why, new = len(chunk.rows), "", dict[str, Any]()
     for name, like in (("update", model.params), ("buffers", model.buffers)):
         value: Any = getattr(chunk, name)
@@ -112,11 +132,22 @@ def _well_formed(chunk: Chunk, model: Model) -> Chunk:
             problem = f"the {name} has dtype {value.dtype}, not {like.dtype}"
         else:
             continue
-        why = why or problem
-        new[name] = like.new_zeros(number, len(like))
+        why, new[name] = why or problem, like.new_zeros(number, len(like))
+    for name in ("loss", "steps", "examples"):
+        if not _numbers(getattr(chunk, name), number):
+            why, new[name] = why or f"'{name}' is not one number per row", np.zeros(number)
+    costs = list(vars(chunk.costs).values())
+    if not all(_numbers(each, number) and not (each < 0).any() for each in costs):
+        why, new["costs"] = why or "the costs are not numbers from 0 on", Costs.nothing(number)
     if not why:
         return chunk
     return replace(chunk, **new, measured=None, reason=[old or why for old in chunk.reason])
+
+
+def _numbers(column: Any, number: int) -> bool:
+    """Whether a column has one number per row; NaN stands for unknown."""
+    known = isinstance(column, np.ndarray) and column.shape == (number,)
+    return known and column.dtype.kind in "iuf"
 
 
 def _finite(chunk: Chunk, model: Model) -> Array:

@@ -433,10 +433,9 @@ class Seen:
         """Which rows succeeded."""
         return np.array([not reason for reason in self.reason], bool)
 
-    @property
-    def waiting(self) -> Array:
-        """Which rows have not replied."""
-        return np.array([reason == NO_REPLY for reason in self.reason], bool)
+    def waits(self, rows: Array) -> Array:
+        """Which of these rows have not replied."""
+        return np.array([self.reason[row] == NO_REPLY for row in rows.tolist()], bool)
 
     def add(self, chunk: Chunk, norm: Array | None = None) -> None:
         """Write a chunk's rows, with `norm` in place of the norms of their updates."""

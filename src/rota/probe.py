@@ -134,6 +134,8 @@ def probe(
         watched = sampler.watch(memory, rows) if isinstance(sampler, Watching) else None
         for reply in setting.engine.train(job):
             chunk = admit(reply, job, answers)
+            if not len(chunk.rows):
+                continue
             norm = None
             if isinstance(estimator, Recalling):
                 norm, recalled = estimator.residual(recalled, rows, chunk)
