@@ -427,18 +427,18 @@ class Picky:
         (
             [spoilt("train", "x", 7, np.nan)],
             {},
-            "data 'blobs': train x is NaN or infinite at client 1, row 2: mend or remove it",
+            "data 'blobs': train x is NaN or infinite at client 1, row 2: fix or remove it",
         ),
         (
             [spoilt("train", "x", slice(17, 19), np.inf)],
             {},
-            "train x is NaN or infinite at client 2, row 0 and in 1 more rows: mend",
+            "train x is NaN or infinite at client 2, row 0 and in 1 more rows: fix",
         ),
-        ([spoilt("test", "x", 5, np.nan)], {}, "test x is NaN or infinite at row 5: mend"),
+        ([spoilt("test", "x", 5, np.nan)], {}, "test x is NaN or infinite at row 5: fix"),
         (
             [spoilt("train", "y", 4, 3)],
             {},
-            "data 'blobs': train label outside 0..2 at client 0, row 4: mend or remove it",
+            "data 'blobs': train label outside 0..2 at client 0, row 4: fix or remove it",
         ),
         ([spoilt("train", "y", 4, -1)], {}, "train label outside 0..2 at client 0, row 4"),
         ([spoilt("test", "y", 0, 9)], {}, "test label outside 0..2 at row 0"),
@@ -455,7 +455,7 @@ class Picky:
         (
             [task(name="a"), replace(spoilt("train", "x", 7, np.nan), name="b")],
             {},
-            "task 'b': data 'blobs': train x is NaN or infinite at client 1, row 2: mend or remove it",
+            "task 'b': data 'blobs': train x is NaN or infinite at client 1, row 2: fix or remove it",
         ),
         ([task(name="a"), task(name="a-0"), task(name="a")], {}, "two tasks share the name 'a'"),
         ([task(), task(), task(name="blobs-0")], {}, "two tasks share the name 'blobs-0'"),
@@ -483,7 +483,7 @@ class Picky:
         (
             [task(loss=nn.CrossEntropyLoss())],
             {},
-            "the loss must give one number an example, shape (2,), and gives ()",
+            "the loss must give one number per example, shape (2,), and gives ()",
         ),
         (
             [task(loss=lambda outputs, targets: outputs @ targets)],
@@ -493,12 +493,12 @@ class Picky:
         (
             [task(loss=lambda outputs, targets: [outputs, targets])],
             {},
-            "the loss must give one number an example, shape (2,), and gives a list",
+            "the loss must give one number per example, shape (2,), and gives a list",
         ),
         (
             [task(score=lambda outputs, targets: outputs + targets[:, None])],
             {},
-            "the score must give one number an example, shape (2,), and gives (2, 3)",
+            "the score must give one number per example, shape (2,), and gives (2, 3)",
         ),
         (
             [task(score=lambda outputs: outputs)],
@@ -508,7 +508,7 @@ class Picky:
         (
             [line()],
             {},
-            "task 'line': the targets are real numbers, of which accuracy says nothing: give score a function that gives one number",
+            "task 'line': the targets are real numbers, and accuracy is for classes: give score a function that gives one number",
         ),
         (
             [line(loss=squares)],
@@ -518,7 +518,7 @@ class Picky:
         (
             [line(score=squares)],
             {},
-            "task 'line': the targets are real numbers, and the default loss is for classes: give loss a function that gives one number an",
+            "task 'line': the targets are real numbers, and the default loss is for classes: give loss a function that gives one number per",
         ),
         ([task(lr=0.0)], {}, "task 'blobs': lr is 0.0: it must be above 0"),
         ([task(lr=float("nan"))], {}, "task 'blobs': lr is nan: it must be above 0"),

@@ -11,7 +11,7 @@ import torch
 
 from rota.data.federation import Federation
 from rota.data.roster import Roster
-from rota.errors import BadInput, at, first_line
+from rota.errors import BadInput, first_line
 from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
 from rota.experiment import Experiment
 from rota.hints import called, check_fields, shown
@@ -45,9 +45,7 @@ def check(experiment: Experiment) -> None:
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
         if isinstance(task.data, Federation):
-            with at(f"task '{name}'" if len(experiment.tasks) > 1 else ""):
-                fit.check_values(task.data)
-            fit.check_fit(task, name)
+            fit.check(task, name, f"task '{name}'" if len(experiment.tasks) > 1 else "")
     check_clients(experiment.tasks, experiment.names)
     check_devices(experiment.devices)
     check_server(experiment.server)

@@ -1,77 +1,140 @@
-"""Whether a task's examples are sound and its model, loss and score take them."""
+"""Check that a task's examples are sound, and that its model, loss and score take all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rota.data.federation import Federation, Part
-from rota.errors import BadInput, first_line
+from rota.data.roster import Numbered
+from rota.errors import BadInput, at, first_line
 from rota.plan import Task, cross_entropy, top1
+from rota.running import lookups
+from rota.running.lookups import Lookup
+
+TRIED = 256
+"""At most this many examples with extreme numbers are tried on a model whose lookups are unknown."""
+
+BLOCK = 64
+"""This many of them are tried at once."""
+
+OUTPUTS = "a function that gives one number per example, such as lambda outputs, targets:"
+
+
+def check(task: Task, name: str, place: str = "") -> None:
+    """Check one task's examples; `place` goes before sentences that name the data alone."""
+    with at(place):
+        check_values(task.federation)
+    check_fit(task, name, place)
 
 
 def check_values(data: Federation) -> None:
-    """No NaN or infinity; labels inside the classes."""
-    for part, kind in ((data.train, "train"), (data.test, "test")):
-        if not len(part.y):
-            raise BadInput(f"data '{data.name}' has no {kind} examples")
+    """Check that both parts are alike, without NaN or infinity, and that labels are classes."""
+    for part, kind in _parts(data):
+        _check_form(data, part, kind)
+    for what in ("x", "y"):
+        mine, theirs = getattr(data.test, what), getattr(data.train, what)
+        if (mine.dtype, mine.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
+            raise BadInput(
+                f"data '{data.name}': test {what} is {_form(mine)}, but train {what} is "
+                f"{_form(theirs)}: give both parts the same type and shape"
+            )
+    for part, kind in _parts(data):
         for values, what in ((part.x, "x"), (part.y, "y")):
             if values.is_floating_point():
-                bad = (
-                    ~torch.isfinite(values).flatten(1).all(dim=1)
-                    if values.dim() > 1
-                    else ~torch.isfinite(values)
-                )
+                bad = ~_rows(torch.isfinite(values)).all(dim=1)
                 _refuse(bad, data, part, f"{kind} {what} is NaN or infinite")
         if not part.y.is_floating_point():
-            _refuse(
-                (part.y < 0) | (part.y >= data.classes),
-                data,
-                part,
-                f"{kind} label outside 0..{data.classes - 1}",
-            )
+            bad = _rows((part.y < 0) | (part.y >= data.classes)).any(dim=1)
+            _refuse(bad, data, part, f"{kind} label outside 0..{data.classes - 1}")
+
+
+def _parts(data: Federation) -> Iterator[tuple[Part, str]]:
+    yield data.train, "train"
+    yield data.test, "test"
+
+
+def _check_form(data: Federation, part: Part, kind: str) -> None:
+    """Check that there are as many inputs as targets, and that offsets cut them up."""
+    if len(part.x) != len(part.y):
+        raise BadInput(
+            f"data '{data.name}' has {len(part.x)} {kind} inputs and {len(part.y)} targets: "
+            "give one target per input"
+        )
+    offsets = np.asarray(part.offsets)
+    if (
+        offsets.ndim != 1
+        or len(offsets) < 2
+        or offsets.dtype.kind not in "iu"
+        or (offsets[0], offsets[-1]) != (0, len(part.y))
+        or (np.diff(offsets.astype(np.int64)) < 0).any()
+    ):
+        raise BadInput(
+            f"data '{data.name}': the {kind} offsets must be whole numbers that rise from 0 to "
+            f"the {len(part.y)} examples, one more than there are clients"
+        )
+    if not len(part.y):
+        raise BadInput(f"data '{data.name}' has no {kind} examples")
+
+
+def _form(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape[1:])}"
+
+
+def _rows(values: Tensor) -> Tensor:
+    """One flat row per example."""
+    return values.reshape(len(values), -1)
+
+
+def _where(data: Federation, part: Part, row: int) -> str:
+    """Whose row it is: "client 3, row 12"."""
+    if part.clients == 1:
+        return f"row {row}"
+    client = part.owner(row)
+    name = "" if isinstance(data.roster.ids, Numbered) else f" ({data.roster.ids[client]})"
+    return f"client {client}{name}, row {row - int(part.offsets[client])}"
 
 
 def _refuse(bad: Tensor, data: Federation, part: Part, problem: str) -> None:
-    """Name the first bad row and whose it is."""
-    if not bool(bad.any()):
-        return
-    row = int(torch.nonzero(bad.flatten())[0])
-    client = part.owner(row)
-    where = (
-        f"row {row}"
-        if part.clients == 1
-        else f"client {client}, row {row - int(part.offsets[client])}"
-    )
+    """Refuse data with bad rows; the sentence names the first one."""
     count = int(bad.sum())
-    more = f" and in {count - 1} more rows" if count > 1 else ""
-    raise BadInput(
-        f"data '{data.name}': {problem} at {where}{more}: mend or remove {'them' if more else 'it'}"
-    )
+    if count:
+        where = _where(data, part, int(bad.int().argmax()))
+        more = f" and in {count - 1} more rows" if count > 1 else ""
+        raise BadInput(
+            f"data '{data.name}': {problem} at {where}{more}: "
+            f"fix or remove {'them' if more else 'it'}"
+        )
 
 
-def check_fit(task: Task, name: str) -> None:
-    """The model takes the data, and has an output for every class; loss and score take its outputs."""
+def check_fit(task: Task, name: str, place: str = "") -> None:
+    """Check that the model takes the data and has an output per class, and the loss its outputs."""
     data = task.federation
     if task.score is top1 and data.train.y.is_floating_point():
-        own = "a function that gives one number an example, such as lambda outputs, targets: -(outputs - targets) ** 2"
-        why = "the targets are real numbers, of which accuracy says nothing"
         raise BadInput(
-            f"task '{name}': {why}: give score {own}, or give class labels as whole numbers"
+            f"task '{name}': the targets are real numbers, and accuracy is for classes: give "
+            f"score {OUTPUTS} -(outputs - targets) ** 2, or give class labels as whole numbers"
         )
     x, y = data.train.x[:2], data.train.y[:2]
+    misfit = f"task '{name}': the model does not fit examples of shape {data.shape}"
     try:
-        module = task.build()
-        with torch.no_grad():
-            outputs = module.eval()(x)
+        module = task.build().eval()
     except BadInput as mistake:
         raise BadInput(f"task '{name}': {mistake}") from mistake
     except Exception as error:  # a model of the user's own may raise anything
-        raise BadInput(
-            f"task '{name}': the model does not fit examples of shape {data.shape}: {first_line(error)}"
-        ) from error
+        raise BadInput(f"{misfit}: {first_line(error)}") from error
+    found = lookups.find(module, x)
+    with at(place):
+        _check_lookups(data, "x", found.lookups, "model")
+    try:
+        with torch.no_grad():
+            outputs = module(x)
+    except Exception as error:
+        raise BadInput(f"{misfit}: {first_line(error)}") from error
     if not isinstance(outputs, Tensor):
         raise BadInput(
             f"task '{name}': the model gives a {type(outputs).__name__}: it must give one tensor"
@@ -80,26 +143,108 @@ def check_fit(task: Task, name: str) -> None:
         raise BadInput(f"task '{name}': the model has no parameters to train")
     if data.classes and outputs.shape[-1] < data.classes:
         raise BadInput(
-            f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have {data.classes} classes"
+            f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have "
+            f"{data.classes} classes"
         )
-    if (
-        task.loss is cross_entropy
-        and y.is_floating_point()
-        and (y.shape != outputs.shape or outputs.shape[-1] == 1)
-    ):
-        own = "a function that gives one number an example, such as lambda outputs, targets: (outputs - targets) ** 2"
+    if not found.traced or (not x.is_floating_point() and not found.lookups):
+        with at(place):
+            _try_extremes(data, module)
+    apart = y.shape != outputs.shape or outputs.shape[-1] == 1
+    if task.loss is cross_entropy and y.is_floating_point() and apart:
         raise BadInput(
-            f"task '{name}': the targets are real numbers, and the default loss is for classes: give loss {own}"
+            f"task '{name}': the targets are real numbers, and the default loss is for classes: "
+            f"give loss {OUTPUTS} (outputs - targets) ** 2"
         )
-    _check_measure(f"task '{name}': the loss", task.loss, outputs, y)
-    if task.score is not top1:
-        _check_measure(f"task '{name}': the score", task.score, outputs, y)
+    for what, measure in (("loss", task.loss), ("score", task.score)):
+        if measure is top1:
+            continue
+        used = lookups.find(partial(measure, outputs), y)
+        with at(place):
+            _check_lookups(data, "y", used.lookups, what)
+        _check_measure(f"task '{name}': the {what}", measure, outputs, y)
+
+
+def _check_lookups(data: Federation, what: str, found: list[Lookup], whose: str) -> None:
+    """Check that every number that indexes a table is inside it, over all examples."""
+    if not found:
+        return
+    for part, kind in _parts(data):
+        values = _rows(_comparable(getattr(part, what)))
+        if not values.numel():
+            continue
+        least, most = values.aminmax()
+        for each in found:
+            if least >= each.low and most < each.size:
+                continue
+            used = values[:, each.places]
+            outside = (used < each.low) | (used >= each.size)
+            bad = outside.any(dim=1)
+            if not bad.any():  # the numbers in other places are larger
+                continue
+            row = int(bad.int().argmax())
+            number = int(used[row, outside[row]][0])
+            word = {"x": "token", "y": "label"}[what]
+            count = int(bad.sum()) - 1
+            more = f", as are {count} more rows" if count else ""
+            raise BadInput(
+                f"data '{data.name}': {kind} {word} {number} at {_where(data, part, row)} is "
+                f"outside the {whose}'s {each.table}{more}: give numbers from {each.low} to "
+                f"{each.size - 1}, or change the {whose}"
+            )
+
+
+def _comparable(values: Tensor) -> Tensor:
+    """Values that aminmax takes, as `.long()` would make them."""
+    if values.is_floating_point():
+        return values.trunc()
+    plain = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return values if values.dtype in plain else values.long()
+
+
+def _try_extremes(data: Federation, module: nn.Module) -> None:
+    """Run the model on the examples that hold the smallest and the largest numbers.
+
+    This is for a model that computes indices from its input, or looks them up out of sight.
+    """
+    for part, kind in _parts(data):
+        if not part.x.numel():
+            continue
+        rows = _extremes(_rows(_comparable(part.x)))
+        for block in rows.split(BLOCK):
+            if _error(module, part.x[block]) is None:
+                continue
+            for row in block.tolist():
+                error = _error(module, part.x[row : row + 1])
+                if error:
+                    raise BadInput(
+                        f"data '{data.name}': the model cannot take the {kind} example at "
+                        f"{_where(data, part, row)}: {first_line(error)}"
+                    ) from error
+
+
+def _extremes(values: Tensor) -> Tensor:
+    """The rows that hold the smallest or the largest number of their column, up to TRIED of them."""
+    step = max(1, -(-values.shape[1] // (TRIED // 2)))
+    columns = values[:, ::step]
+    flat = torch.stack([values.argmin(), values.argmax()]) // values.shape[1]
+    rows: Tensor = torch.cat([flat, columns.argmin(dim=0), columns.argmax(dim=0)]).unique()
+    return rows
+
+
+def _error(module: nn.Module, x: Tensor) -> Exception | None:
+    """What the model raises."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            module(x)
+    except Exception as error:
+        return error
+    return None
 
 
 def _check_measure(
     what: str, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
 ) -> None:
-    """A loss or score of the user's own takes what it will be given, and gives one number an example."""
+    """Check that a loss or score takes what it will be given, and gives one number per example."""
     try:
         values = measure(outputs, targets)
     except Exception as error:
@@ -107,5 +252,5 @@ def _check_measure(
     gives = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
     if gives != (len(targets),):
         raise BadInput(
-            f"{what} must give one number an example, shape ({len(targets)},), and gives {gives}"
+            f"{what} must give one number per example, shape ({len(targets)},), and gives {gives}"
         )
