@@ -20,13 +20,14 @@ from rota.data.roster import Roster
 from rota.errors import BadInput
 from rota.experiment import Experiment
 from rota.plan import Task, shares
-from rota.running import experiment as experiments
+from rota.running import run as running
 from rota.running.check import check
 from rota.sampling import Uniform
 
 SOURCE = Path(rota.__file__).parent
+SHARED = ["admission", "experiment", "loop", "plan", "policies", "probe", "weights"]
 SERVER = [
-    *(SOURCE / name for name in ("loop.py", "plan.py", "probe.py", "weights.py")),
+    *(SOURCE / f"{name}.py" for name in SHARED),
     *(
         path
         for room in ("sampling", "estimate", "running", "world")
@@ -87,8 +88,9 @@ def test_the_server_plays_on_rosters_alone(tmp_path: Path, monkeypatch: pytest.M
     known = [replace(task, data=task.roster) for task in held]
     settings: dict[str, Any] = {"rounds": 3, "engine": "sequential", "device": "cpu", "seed": 5}
     whole = rota.run(held, sampler=Uniform(2), out=tmp_path / "whole", **settings)
-    make = experiments.make
-    monkeypatch.setattr(experiments, "make", lambda name, _, *rest: make(name, held, *rest))
+    make = running.make
+    there = Experiment(held, Uniform(2), rounds=3, seed=5)
+    monkeypatch.setattr(running, "make", lambda name, _, *rest: make(name, there, *rest))
     apart = rota.run(known, sampler=Uniform(2), out=tmp_path / "apart", **settings)
     for mine, theirs in zip(whole.state.models, apart.state.models, strict=True):
         assert torch.equal(mine.params, theirs.params)
@@ -108,9 +110,7 @@ def test_the_server_plays_on_rosters_alone(tmp_path: Path, monkeypatch: pytest.M
 def test_an_engine_here_needs_the_examples() -> None:
     task = Task(network, federation([5, 12]).roster)
     check(Experiment([task], Uniform(1)))
-    with pytest.raises(
-        BadInput, match="task 'blobs' has a roster in the place of data: give a Fed"
-    ):
+    with pytest.raises(BadInput, match="task 'blobs' has a roster instead of data: give a Fed"):
         rota.run([task], sampler=Uniform(1), rounds=1)
     empty = Roster("own", np.array([0, 0]), (4,), 3)
     with pytest.raises(BadInput, match="task 'own': no client has training examples"):
