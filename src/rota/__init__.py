@@ -49,7 +49,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Everything comes with its first use: torch takes seconds to load, and `rota --help` needs none of it."""
+    """Load things when they are first used: torch takes seconds, and `rota --help` needs none."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

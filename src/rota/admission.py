@@ -27,7 +27,7 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Admission:
-    """A limit on the norms of updates, relative to those seen so far; the other checks are always on.
+    """A limit on the norms of updates, relative to those seen; all other checks are always on.
 
     A row fails if its update's norm exceeds `times` times the median of the last 100 admitted norms
     of its model. None sets no limit. Recommended for real devices, where 10 to 100 is a good value:
@@ -62,7 +62,7 @@ class Admission:
 
 
 def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
-    """The rows of a chunk that were asked for and have not replied before; `most` bounds their norms.
+    """The rows of a chunk that were asked for and have not replied; `most` bounds their norms.
 
     Rows that cannot be used become failed rows. The chunk that is returned may be empty.
     """

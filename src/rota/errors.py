@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this", and how the others are told."""
+"""BadInput, the exception that means "the user can fix this", and sentences about other errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pathlib import Path
 
 
 class BadInput(ValueError):
-    """A mistake in what the user gave: one sentence that names what to change. The command line exits with status 2."""
+    """A mistake in the input: one sentence that names what to change.
+
+    The command line exits with status 2.
+    """
 
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Put a place ("task.1.model") before the sentence of a mistake that is found inside; "" leaves it as it is."""
+    """Put a place ("task.1.model") before the sentence of a mistake inside; "" adds nothing."""
     try:
         yield
     except BadInput as mistake:
@@ -24,10 +27,11 @@ def at(place: str) -> Iterator[None]:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """A hint to put behind an "unknown ..." sentence: the known words that are nearest, or the list of them.
+    """A hint for the end of an "unknown ..." sentence: the nearest known words, or all of them.
 
-    Nearest are those that have the word as a part between dashes ("gvr": mmfl-gvr), then one that is spelt much like it, then those that
-    begin with its first part ("mmfl-best": mmfl-gvr, mmfl-kvib ...), then one that is spelt a little like it.
+    The nearest words are, in this order: words that have the given one as a part between dashes
+    ("gvr": mmfl-gvr); one with a very similar spelling; words with the same first part
+    ("mmfl-best": mmfl-gvr, mmfl-kvib ...); one with a somewhat similar spelling.
     """
     word, known = str(word), sorted(known)
     first = word.partition("-")[0]
@@ -37,33 +41,30 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
         or [each for each in known if first and each.startswith(f"{first}-")]
         or difflib.get_close_matches(word, known, n=1)
     )
-    *others, last = [f"'{each}'" for each in near] or [""]
-    return (
-        f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
-        if near
-        else f"known: {', '.join(known)}"
-    )
+    if not near:
+        return f"known: {', '.join(known)}"
+    *others, last = [f"'{each}'" for each in near]
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first line, or its kind where it has no words."""
+    """The first line of an error's message, or the error's type if it has no message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def what_and_where(error: BaseException) -> str:
-    """An unforeseen error in one line, with the place in the code that raised it."""
+    """An unforeseen error in one line, with the line of code that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     words = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' * bool(words)}{words} ({Path(place.filename).name}, line {place.lineno})"
+    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return f"{what} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def not_a_clients(error: Exception) -> bool:
-    """Whether an error in a client's work is to end the run: this machine has no memory left (torch has a class for it on a GPU, and words
-    on a CPU), or ROTA_DEBUG asks for the traceback.
+    """Whether an error in a client's work must end the run.
+
+    It must if this machine has no memory left, or if ROTA_DEBUG asks for the traceback.
     """
-    full = (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
-    )
+    kinds = type(error).__name__ in ("MemoryError", "OutOfMemoryError")  # the latter on a GPU
+    full = kinds or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
     return full or bool(os.environ.get("ROTA_DEBUG"))

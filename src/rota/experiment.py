@@ -34,7 +34,7 @@ class Experiment:
     target: float | None = None
     """Stop once every model's accuracy is at least this."""
     metrics: Sequence[str] = ()
-    """What else is measured of the sampler in every round, at no cost to the run (sampling.metrics)."""
+    """Measures of the sampler in every round, at no cost to the run (sampling.metrics)."""
 
     def __init__(
         self,

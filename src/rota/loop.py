@@ -7,8 +7,8 @@
     state   = what the next round decides from       observe
 
 `State` (experiment.py) is everything that a run remembers, so a checkpoint is a State, and resuming
-is `play` from it. Every random number is addressed by (seed, purpose, round, client, task), so nothing depends on
-how far a generator has been used.
+is `play` from it. Every random number is addressed by (seed, purpose, round, client, task), so
+nothing depends on how far a generator has been used.
 """
 
 from __future__ import annotations

@@ -148,9 +148,9 @@ class Plan:
     """One round's rota: row r says that client[r] trains model[r].
 
     `probability` is the chance that the row was drawn, or NaN where it has no closed form.
-    `weight` makes the weighted sum of updates an estimate of full participation: share / probability
-    for a pair that was drawn once. Rows are unique: a pair that was drawn twice is one row with
-    twice the weight.
+    `weight` makes the weighted sum of updates an estimate of full participation: share /
+    probability for a pair that was drawn once. Rows are unique: a pair that was drawn twice is one
+    row with twice the weight.
     """
 
     client: Array
@@ -181,7 +181,8 @@ def checked(plan: Plan, shares: Array) -> Plan:
         column = getattr(plan, name)
         if column.dtype.kind not in "iu" or ((column < 0) | (column >= number)).any():
             raise BadInput(
-                f"the sampler's plan has a wrong '{name}': give whole numbers from 0 to {number - 1}"
+                f"the sampler's plan has a wrong '{name}': give whole numbers from 0 to "
+                f"{number - 1}"
             )
     for name in ("probability", "weight"):
         if getattr(plan, name).dtype.kind not in "iuf":
@@ -190,14 +191,14 @@ def checked(plan: Plan, shares: Array) -> Plan:
     if not owns.all():
         row = int(np.argmin(owns))
         raise BadInput(
-            f"the sampler drew client {plan.client[row]} for model {plan.model[row]}, but this client "
-            "has no data for it or cannot be reached: draw only pairs whose share is above 0"
+            f"the sampler drew client {plan.client[row]} for model {plan.model[row]}, but this "
+            "client has no data for it or cannot be reached: draw only pairs whose share is above 0"
         )
     chances = plan.probability
     if not np.isfinite(plan.weight).all() or (chances <= 0).any() or (chances > 1 + 1e-6).any():
         raise BadInput(
-            "the sampler's plan has wrong numbers: weights must be finite, and probabilities above 0 "
-            "and at most 1 (NaN where unknown)"
+            "the sampler's plan has wrong numbers: weights must be finite, and probabilities "
+            "above 0 and at most 1 (NaN where unknown)"
         )
     if len(np.unique(plan.model * shares.shape[1] + plan.client)) < len(plan):
         raise BadInput(
@@ -296,7 +297,7 @@ def duty(
     up: tuple[int, int] = (1, 0),
     numbers: int = 0,
 ) -> Duty:
-    """The same duty for all rows. `down` and `up` count models and controls; controls have no buffers."""
+    """The same duty for all rows. `down` and `up` count models and controls, without buffers."""
     model = np.array([each.nbytes for each in models], np.int64)[plan.model]
     control = np.array([each.params.nbytes for each in models], np.int64)[plan.model]
     return Duty(
@@ -341,10 +342,10 @@ class Costs:
 class Chunk:
     """What came back for some rows of a plan, all of one model, stacked.
 
-    `now` is the round that the rows were trained in. `update` [rows, params] is start - end of local
-    training, so it includes the learning rate; `buffers` [rows, buffers] are the new values. `loss`
-    is the mean training loss over the local steps, `steps` counts them, `examples` counts the
-    examples that were processed, and `lr` is the learning rate of all steps.
+    `now` is the round that the rows were trained in. `update` [rows, params] is start - end of
+    local training, so it includes the learning rate; `buffers` [rows, buffers] are the new values.
+    `loss` is the mean training loss over the local steps, `steps` counts them, `examples` counts
+    the examples that were processed, and `lr` is the learning rate of all steps.
 
     A row with a `reason` failed: its update and its loss mean nothing, but its costs count.
     """
@@ -397,17 +398,17 @@ class Chunk:
 
 NO_REPLY = "no reply"
 COLUMNS = {"norm", "loss", "examples", "seconds"}
-"""The columns of Seen that a policy may declare in `sees`; "update" means that it watches chunks."""
+"""Columns of Seen that a policy may declare in `sees`; "update" means that it watches chunks."""
 
 
 @dataclass
 class Seen:
     """What the server learned about each plan row, as arrays over rows.
 
-    `norm` and `loss` are NaN for rows that failed, `examples` for rows that did not train. A row that
-    trained and failed still has its costs. `norm` is the norm of
-    what the estimator weighs: the update, or its difference from a remembered one. `pace` is the
-    row's learning rate as a fraction of the largest one of all models.
+    `norm` and `loss` are NaN for rows that failed, `examples` for rows that did not train. A row
+    that trained and failed still has its costs. `norm` is the norm of what the estimator weighs:
+    the update, or its difference from a remembered one. `pace` is the row's learning rate relative
+    to the largest one of all models.
     """
 
     norm: Array

@@ -3,8 +3,8 @@
 A kind is one entry of KINDS. Recipes, checks, checkpoints, `rota list`, descriptions and reports
 read the table, so a new kind is a file with its members and one line here.
 
-The loop calls samplers, estimators, servers and availability at their own places in a round. A policy
-of any kind may also observe rounds (`observe`) and watch the stream of updates (Watching).
+The loop calls samplers, estimators, servers and availability at their own places in a round. A
+policy of any kind may also observe rounds (`observe`) and watch the stream of updates (Watching).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a round works with. `pace` is each model's learning rate as a fraction of the largest."""
+    """What a round works with. `pace` is each model's learning rate relative to the largest."""
 
     engine: Engine
     estimator: Estimator
@@ -121,8 +121,8 @@ def probe(
     if what == "expected":
         if not isinstance(estimator, Expecting):
             raise BadInput(
-                f"the sampler asks which norms the estimator expects, and {type(estimator).__name__} "
-                "cannot tell: use the estimator stale-vre"
+                f"the sampler asks which norms the estimator expects, and "
+                f"{type(estimator).__name__} cannot tell: use the estimator stale-vre"
             )
         answers.norm, answers.reason = estimator.expected(recalled, rows), [""] * len(rows)
         return sampler.hear(memory, rows, answers.only(sees(sampler))), recalled, None

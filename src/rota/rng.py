@@ -1,11 +1,14 @@
-"""Addressed randomness: every stream is named by what it is for, never by what was drawn before it.
+"""Addressed randomness: a stream is named by its purpose, never by what was drawn before it.
 
-A stream's address is (seed, purpose, round, client, model ...). `key` folds an address into 64 bits. From a key come
+A stream's address is (seed, purpose, round, client, task ...). `key` folds an address into 64 bits.
+A key gives
 
-- `generator(key)`: a numpy Generator (Philox, counter-based) for work on the server: drawing cohorts, splitting data;
-- `bits(keys, n)`: counter-based random words as tensors, on any device, for many keys at once: the mini-batch orders and
-  the dropout masks of the clients. Word j of a key depends on the key and on j alone, so a client's randomness does not
-  depend on who else was drawn, on the engine, on the chunking or on the device.
+- `generator(key)`: a numpy Generator (Philox, counter-based) for the server, which draws cohorts
+  and splits data with it
+- `bits(keys, n)`: counter-based random words as tensors, on any device, for many keys at once, for
+  the clients' mini-batch orders and dropout masks. Word j depends only on the key and on j, so a
+  client's randomness does not depend on the rest of the cohort, the engine, the chunks or the
+  device.
 
 `bits` is SplitMix64 (Steele, Lea, Flood 2014): the finaliser applied to key + j * golden ratio.
 """
@@ -31,7 +34,7 @@ def _mix(word: int) -> int:
 
 
 def key(seed: int, *address: int | str) -> int:
-    """Fold a seed and an address into one 64-bit key. Order matters; words are hashed as text, numbers as themselves."""
+    """Fold a seed and an address into one 64-bit key. Order matters; texts are hashed."""
     folded = _mix((int(seed) + GOLDEN) & MASK)  # numpy's whole numbers would overflow
     for part in address:
         word = (
@@ -70,7 +73,7 @@ def _mix_words(words: Tensor) -> Tensor:
 
 
 def fold(keys: Tensor, word: int | Tensor) -> Tensor:
-    """`key`, one word further, for many keys at once: fold(as_tensor([key(s, a)]), w) is as_tensor([key(s, a, w)])."""
+    """`key` with one more word, for many keys: fold(as_tensor([key(s, a)]), w) is key(s, a, w)."""
     if isinstance(word, int):
         return _mix_words(keys + _signed((GOLDEN * ((word & MASK) + 1)) & MASK))
     return _mix_words(keys + (word + 1) * _signed(GOLDEN))

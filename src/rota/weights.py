@@ -1,9 +1,10 @@
 """A model's state as two flat vectors, so that the server's arithmetic is vector arithmetic.
 
-A model is `Weights(params, buffers)`: all parameters in one float vector, and all floating-point buffers (BatchNorm's running
-statistics) in another. Clients' updates are then the rows of a matrix, an estimate is a vector-matrix product, an update's
-norm is a row's norm, and a memory of all clients' updates is one array. Integer buffers (BatchNorm's batch counter) are
-neither trained nor shared.
+A model is `Weights(params, buffers)`: one float vector holds all parameters, and another one all
+floating-point buffers, such as BatchNorm's running statistics. So the clients' updates are the rows
+of a matrix, an estimate is a vector-matrix product, the norm of an update is the norm of a row, and
+a memory of all clients' updates is one array. Integer buffers, such as BatchNorm's batch counter,
+are neither trained nor shared.
 """
 
 from __future__ import annotations

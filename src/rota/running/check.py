@@ -1,4 +1,4 @@
-"""Everything that can be wrong with an experiment before its first round, each as one sentence that names what to change."""
+"""Every mistake that can be seen before the first round, each as one helpful sentence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import torch
 from rota.data.federation import Federation
 from rota.data.roster import Roster
 from rota.errors import BadInput, first_line
-from rota.estimate import ESTIMATORS, SERVERS, Correcting, Expecting, Recalling, Server
+from rota.estimate import SERVERS, Correcting, Expecting, Recalling, Server
 from rota.experiment import Experiment
 from rota.hints import called, check_fields, shown
 from rota.plan import Task, top1
 from rota.policies import KINDS
 from rota.running import fit
 from rota.running.record import same_score
-from rota.sampling import SAMPLERS, asks
+from rota.sampling import asks
 from rota.sampling.metrics import check as check_metrics
-from rota.world.devices import Devices
 
 
 def check(experiment: Experiment) -> None:
@@ -29,32 +28,31 @@ def check(experiment: Experiment) -> None:
     check_kinds(experiment)
     check_types(experiment)
     by_accuracy = all(task.score is top1 for task in experiment.tasks)
-    check_numbers(
-        "",
-        {key: value for key, value in vars(experiment).items() if key != "target" or by_accuracy},
-    )
-    for names in ([task.name for task in experiment.tasks if task.name], experiment.names):
-        if len(set(names)) < len(names):
-            raise BadInput(
-                f"two tasks share the name '{max(names, key=names.count)}': give each task its own name"
-            )
+    numbers = vars(experiment)
+    if not by_accuracy:  # then a target may be any number
+        numbers = {key: value for key, value in numbers.items() if key != "target"}
+    check_numbers("", numbers)
+    check_names(experiment)
     if experiment.target is not None and not same_score(experiment.tasks):
         raise BadInput(
-            "target is one number for all models, but the tasks have different scores: leave target out, or give them one score"
+            "target is one number for all models, but the tasks have different scores: leave "
+            "target out, or give all tasks the same score"
         )
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
         if isinstance(task.data, Federation):
             fit.check(task, name, f"task '{name}'" if len(experiment.tasks) > 1 else "")
     check_clients(experiment.tasks, experiment.names)
-    check_devices(experiment.devices)
+    for policy in experiment.policies.values():
+        if hasattr(policy, "check"):
+            policy.check()
     check_server(experiment.server)
-    check_policies(experiment)
+    check_together(experiment)
     check_metrics(experiment.metrics, experiment.sampler, experiment.shares, experiment.rounds)
 
 
 def check_kinds(experiment: Experiment) -> None:
-    """Whether everything is what it is taken for, as a recipe's parts always are."""
+    """Tasks are tasks, and every policy has the methods of its kind."""
     tasks = experiment.tasks
     if not isinstance(tasks, list | tuple) or not all(isinstance(task, Task) for task in tasks):
         raise BadInput("tasks are a list of rota.Task: give one, such as [rota.Task(model, data)]")
@@ -73,21 +71,32 @@ def check_kinds(experiment: Experiment) -> None:
 
 
 def check_types(experiment: Experiment) -> None:
-    """Whether every number, text and function is one, as a recipe's always are."""
+    """Every field holds what its type hint says; a recipe's always do."""
     check_fields("", experiment)
     for kind, policy in experiment.policies.items():
         check_fields(f"{kind}.", policy)
     tasks = experiment.tasks
-    # the data name a task that has no name
+    # a task without a name is named after its data
     named = all(isinstance(task.data, Federation | Roster) for task in tasks)
     for task, name in zip(tasks, experiment.names if named else range(len(tasks)), strict=True):
         check_fields(f"task '{name}': ", task)
-        if isinstance(task.data, Federation):  # a roster has checked itself
+        if isinstance(task.data, Federation):  # a roster checks itself
             check_fields(f"task '{name}': data.", task.data)
 
 
+def check_names(experiment: Experiment) -> None:
+    """No two tasks have the same name."""
+    for names in ([task.name for task in experiment.tasks if task.name], experiment.names):
+        if len(set(names)) < len(names):
+            twice = max(names, key=names.count)
+            raise BadInput(f"two tasks share the name '{twice}': give each task its own name")
+
+
 def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
-    """The plain numbers of an experiment, task or server, or of their tables in a recipe; `prefix` goes before their names."""
+    """The numbers of an experiment, a task or a server, or of their tables in a recipe.
+
+    `prefix` goes before their names in messages.
+    """
     for key in ("rounds", "evaluate", "batch", "epochs", "steps"):
         if isinstance(value := values.get(key), Integral) and int(value) < 1:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 1")
@@ -107,71 +116,67 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
     target = values.get("target")
     if target is not None and not 0 < target <= 1:
         raise BadInput(
-            f"{prefix}target is {target:g}: it must be an accuracy above 0 and up to 1 (97 % is 0.97)"
+            f"{prefix}target is {target:g}: it must be an accuracy above 0 and at most 1 "
+            "(97 % is 0.97)"
         )
 
 
 def check_clients(tasks: list[Task], names: list[str]) -> None:
-    """All tasks have the same clients. With one task each client has data; with several a client may have none for some of them, or all."""
+    """All tasks have the same clients.
+
+    With one task each client has data. With several a client may lack data for some of them, or
+    all.
+    """
     counts = [task.roster.clients for task in tasks]
     if len(set(counts)) > 1:
-        first, *others = zip(names, counts, strict=True)
-        have = ", ".join(
-            [
-                f"'{first[0]}' has {first[1]} clients",
-                *(f"'{name}' {count}" for name, count in others),
-            ]
-        )
+        have = [f"'{name}' {count}" for name, count in zip(names, counts, strict=True)]
+        have[0] = f"'{names[0]}' has {counts[0]} clients"
         raise BadInput(
-            f"task {have}: all tasks of a run must have the same clients, so set partition.clients alike"
+            f"task {', '.join(have)}: all tasks of a run must have the same clients, so set "
+            "partition.clients to the same number"
         )
     for task, name in zip(tasks, names, strict=True):
         if not task.roster.sizes.any():
-            raise BadInput(
-                f"task '{name}': no client has training examples: give one at least some"
-            )
+            raise BadInput(f"task '{name}': no client has training examples: give at least one")
     empty = np.flatnonzero(tasks[0].roster.sizes == 0)
     if len(tasks) == 1 and len(empty):
-        some = f"client {empty[0]} has no training examples ({len(empty)} of {counts[0]} clients have none)"
-        raise BadInput(f"{some}: leave such clients out, or lower partition.missing")
+        raise BadInput(
+            f"client {empty[0]} has no training examples ({len(empty)} of {counts[0]} clients have "
+            "none): leave such clients out, or lower partition.missing"
+        )
 
 
-def check_devices(devices: Devices) -> None:
-    """Speeds that a clock can run on."""
-    for key, value in (("gflops", devices.gflops), ("mbps", devices.mbps)):
-        if not value > 0:
-            raise BadInput(f"devices.{key} is {value}: it must be above 0")
-    if not devices.spread >= 0:
-        raise BadInput(f"devices.spread is {devices.spread}: it must be at least 0")
-
-
-def check_policies(experiment: Experiment) -> None:
-    """A sampler and an estimator that go together."""
+def check_together(experiment: Experiment) -> None:
+    """The sampler and the estimator work together."""
     sampler, estimator = experiment.sampler, experiment.estimator
-    mine, other = f"'{called(estimator, ESTIMATORS)}'", f"'{called(sampler, SAMPLERS)}'"
+    mine = f"'{called(estimator, KINDS['estimator'].members)}'"
+    other = f"'{called(sampler, KINDS['sampler'].members)}'"
     asked = asks(sampler, experiment.shares, experiment.rounds)
     if getattr(estimator, "fits", False) and asked != "norm":
         raise BadInput(
-            f"the estimator {mine} needs the norms of all clients: take a sampler that asks for them, such as mmfl-gvr"
+            f"the estimator {mine} needs the norms of all clients: use a sampler that asks for "
+            "them, such as mmfl-gvr"
         )
     if asked == "expected" and not isinstance(estimator, Expecting):
         raise BadInput(
-            f"the sampler {other} draws by what an estimator expects, which {mine} cannot say: take stale-vre"
+            f"the sampler {other} draws by the norms that an estimator expects, and {mine} "
+            "cannot tell them: use stale-vre"
         )
-    if isinstance(estimator, Correcting) and any(
-        task.optimizer != "sgd" or task.momentum for task in experiment.tasks
-    ):
+    sgd = all(task.optimizer == "sgd" and not task.momentum for task in experiment.tasks)
+    if isinstance(estimator, Correcting) and not sgd:
         raise BadInput(
-            f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to 0, or take another estimator"
+            f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to "
+            "0, or use another estimator"
         )
     if experiment.metrics and isinstance(estimator, Correcting | Recalling):
         raise BadInput(
-            f"metrics measure the updates themselves, but the estimator {mine} weighs something else: leave metrics out"
+            f"metrics measure the updates themselves, but the estimator {mine} weighs something "
+            "else: leave metrics out"
         )
 
 
 def check_server(server: Server) -> None:
-    """The numbers of one of rota's optimisers; of another, its own word on them: one step on nothing."""
+    """The numbers of rota's own optimisers; another one is tried on one step of zeros."""
     if isinstance(server, tuple(SERVERS.values())):
         check_numbers("server.", vars(server))
     try:

@@ -1,7 +1,9 @@
-"""Checkpoints: a State as safetensors + JSON, written aside and renamed, so that a half-written one never counts.
+"""Checkpoints: a State as safetensors and JSON.
 
-checkpoint/00000042/ holds the state after round 42: its arrays in state.safetensors, its plain numbers in state.json, with a
-digest of both. The last two are kept; one that was damaged later (its digest says so) falls back to the one before.
+checkpoint/00000042/ holds the state after round 42: arrays in state.safetensors; plain numbers, the
+run's configuration and a digest of everything in state.json. Both are written aside and renamed, so
+a half-written checkpoint never counts. The last two are kept: if the digest of one shows that it
+was damaged, the one before is used.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def _digest(path: Path, numbers: dict[str, Any]) -> str:
 
 
 def _numbers(path: Path) -> dict[str, Any] | None:
-    """A checkpoint's plain numbers; None where something of it is missing or not as it was written."""
+    """A checkpoint's plain numbers; None if a part of it is missing or damaged."""
     try:
         numbers: dict[str, Any] = json.loads((path / NUMBERS).read_text())
         wall, digest = numbers.pop("wall_seconds"), numbers.pop("digest")
@@ -188,11 +190,12 @@ def _sizes(weights: Weights) -> tuple[int, int]:
 
 
 def _placed(tensors: Tensors, like: Tensors, device: torch.device) -> Tensors:
-    """The tensors where the run has them: beside those of the same name, else on its device, but for scalars, since torch's optimisers
-    count their steps on the CPU.
+    """Copy tensors to where the run has those of the same name, or to its device.
 
-    They are copies: a file's bytes are not aligned as torch's own are, and the last bit of a product may depend on that. Where the run
-    has a tensor to hold one it goes there, for a memory of all clients may fill the device, or lie in a mapped file.
+    Scalars stay on the CPU, where torch's optimisers count their steps. The tensors are copies
+    because a file's bytes are not aligned as torch's own are, and the last bit of a product may
+    depend on that. A tensor goes into the run's own one of the same name if there is one, since a
+    memory of all clients may fill the device or lie in a mapped file.
     """
     held = Counter(tensor.untyped_storage().data_ptr() for tensor in like.values())
     out = {}

@@ -29,7 +29,8 @@ CHANGEABLE = ("rounds", "target", "evaluate")
 
 
 class Folder:
-    """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to one.
+    """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to
+    one.
 
     Both keep other processes out.
     """
@@ -77,8 +78,8 @@ class Folder:
     def read_state(self, like: State) -> tuple[State, float]:
         """The last good checkpoint, or the beginning; rounds.jsonl is cut back to it.
 
-        A checkpoint has the configuration that it was made with, so an edited config.toml and another
-        run's checkpoint are refused.
+        A checkpoint has the configuration that it was made with, so an edited config.toml and
+        another run's checkpoint are refused.
         """
         state, wall = like, 0.0
         found = checkpoint.load(self.path / "checkpoint", like)
@@ -88,8 +89,8 @@ class Folder:
         lines = self._lines()
         if len(lines) < state.round:
             raise BadInput(
-                f"{self.path / 'rounds.jsonl'} has {len(lines)} lines, but the checkpoint is of round "
-                f"{state.round}: put the missing lines back, or start again with another --out"
+                f"{self.path / 'rounds.jsonl'} has {len(lines)} lines, but the checkpoint is of "
+                f"round {state.round}: put the missing lines back, or start with another --out"
             )
         if (self.path / "rounds.jsonl").exists():
             kept = sum(len(line) + 1 for line in lines[: state.round])
@@ -105,24 +106,31 @@ class Folder:
                 out.append(json.loads(line))
             except ValueError as error:
                 raise BadInput(
-                    f"line {number} of {self.path / 'rounds.jsonl'} is damaged ({error}): mend it, or start again with another --out"
+                    f"line {number} of {self.path / 'rounds.jsonl'} is damaged ({error}): fix "
+                    "it, or start again with another --out"
                 ) from error
         return out
 
     def _lines(self) -> list[bytes]:
-        """The whole lines of rounds.jsonl: a crash may have left half of a last one."""
+        """The complete lines of rounds.jsonl: a crash may have left half a line at the end."""
         path = self.path / "rounds.jsonl"
         return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
     def append(self, record: Record) -> None:
-        """Add a round's line, past all buffers: what an interrupted write left in one would come out later, among other lines."""
+        """Add a round's line, without buffers.
+
+        What an interrupted write leaves in a buffer would be written later, among other lines.
+        """
         line = json.dumps(finite(record)).encode() + b"\n"
         with (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
             while line:
                 line = line[file.write(line) :]
 
     def save(self, state: State, wall_seconds: float) -> None:
-        """Write a checkpoint. The lines up to it reach the disk first, so that a checkpoint never runs ahead of them."""
+        """Write a checkpoint.
+
+        The lines up to it reach the disk first, so that a checkpoint is never ahead of them.
+        """
         if (self.path / "rounds.jsonl").exists():
             sync(self.path / "rounds.jsonl")
         checkpoint.save(self.path / "checkpoint", state, wall_seconds, self.config)
@@ -132,24 +140,23 @@ class Folder:
         write(self.path / "summary.json", json.dumps(finite(summary), indent=2) + "\n")
 
     def write_data(self, experiment: Experiment) -> None:
-        """data.json: who holds how much of what, for the report. A run that is gone on with must have the data it began with."""
-        path, found = (
-            self.path / "data.json",
-            {
-                name: describe(task.data)
-                for name, task in zip(experiment.names, experiment.tasks, strict=True)
-            },
-        )
+        """data.json: which client holds how much of what, for the report.
+
+        A resumed run must use the same data that it started with.
+        """
+        path, names = self.path / "data.json", experiment.names
+        found = {n: describe(task.data) for n, task in zip(names, experiment.tasks, strict=True)}
         try:
             before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
         except ValueError as error:
             raise BadInput(
-                f"{path} is damaged ({error}): mend it, or start again with another --out"
+                f"{path} is damaged ({error}): fix it, or start again with another --out"
             ) from error
         for name in found:
             if before.get(name) != found[name]:
                 raise BadInput(
-                    f"the data of '{name}' are not those that the run in {self.path} began with: give it the same, or another --out"
+                    f"the data of '{name}' are not the data that the run in {self.path} started "
+                    "with: use the same data, or another --out"
                 )
         write(path, json.dumps(found) + "\n")
 
@@ -167,26 +174,26 @@ class Folder:
 
 def _refuse_other(place: Path, made_with: dict[str, Any], config: dict[str, Any]) -> None:
     """Refuse to resume with another configuration, and say what differs."""
-    before, now = (
-        {key: value for key, value in json.loads(json.dumps(each)).items() if key not in CHANGEABLE}
-        for each in (made_with, config)
-    )
-    differs = differences(before, now)
+    fixed = []
+    for each in (made_with, config):
+        plain = json.loads(json.dumps(each))  # tuples become lists, as in the files
+        fixed.append({key: value for key, value in plain.items() if key not in CHANGEABLE})
+    differs = differences(*fixed)
     if differs:
         folder = place if (place / "config.toml").exists() else place.parent
         raise BadInput(
-            f"the run in {folder} was made with another configuration ({differs}): resume it with the "
-            f"one it was made with (only {', '.join(CHANGEABLE)} may change)"
+            f"the run in {folder} was made with another configuration ({differs}): resume it "
+            f"with the one it was made with (only {', '.join(CHANGEABLE)} may change)"
         )
 
 
 def refuse_used(path: Path) -> None:
-    """A new run may only go into a folder that is empty or not there yet."""
+    """Refuse a folder for a new run unless it is empty or does not exist yet."""
     if path.exists() and not path.is_dir():
         raise BadInput(f"the output folder {path} is a file: choose another --out")
     # config.toml.part alone is a run that was killed before it began
     if path.is_dir() and {inside.name for inside in path.iterdir()} - {"config.toml.part"}:
-        resume = "add --resume to go on with it, or " if (path / "config.toml").exists() else ""
+        resume = "add --resume to resume its run, or " if (path / "config.toml").exists() else ""
         raise BadInput(f"the output folder {path} is already in use: {resume}choose another --out")
 
 
@@ -198,7 +205,7 @@ def _cannot_write(path: Path, error: OSError) -> BadInput:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, until the end of the block or of this process, however it ends."""
+    """Keep other processes out of a folder until the block ends, or until this process ends."""
     handle = os.open(path, os.O_RDONLY)
     try:
         try:
@@ -216,7 +223,10 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Replace a file at once: write to what this yields, and a reader or a crash sees the old file or the new one."""
+    """Replace a file at once: write to the path that this yields.
+
+    A reader, or a crash, sees either the old file or the new one.
+    """
     aside = path.with_name(path.name + ".part")
     yield aside
     sync(aside)
@@ -230,17 +240,20 @@ def write(path: Path, text: str) -> None:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Which keys of two configurations differ, in words; empty where none does."""
+    """Which keys of two configurations differ, in words; empty if none does."""
     before, after = flat(old), flat(new)
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    words = [
-        f"{key} was {_word(before.get(key))} and is now {_word(after.get(key))}" for key in keys
-    ]
+    words = []
+    for key in keys:
+        words.append(f"{key} was {_word(before.get(key))} and is now {_word(after.get(key))}")
     return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration with dotted keys, as --set takes them: sampler.name, task.lr; of several tasks task.0.lr, task.1.lr."""
+    """A nested configuration with dotted keys, as --set takes them: sampler.name, task.lr.
+
+    Keys of several tasks have their numbers: task.0.lr, task.1.lr.
+    """
     out: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict):
@@ -254,6 +267,6 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    """A value in a sentence: numbers for each of many clients are cut short."""
+    """A value in a sentence; a long list, such as one number per client, is cut short."""
     text = "not set" if value is None else json.dumps(value, default=str)
     return text if len(text) <= MOST else f"{text[:MOST]}..."

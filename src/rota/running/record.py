@@ -1,4 +1,4 @@
-"""What is written of a round: one line of rounds.jsonl."""
+"""What is written about a round: one line of rounds.jsonl."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rota.probe import Asked
 
 Record = dict[str, Any]
 ASKED = ", asked before the draw"
-"""Behind the reason of a failure of one that was not to train yet."""
+"""Suffix of the failure reason of a client that failed during the probe, before the draw."""
 
 
 def same_score(tasks: Sequence[Task]) -> bool:
-    """Whether all tasks have one score: a mean of shares and, say, squared errors would say nothing."""
+    """Whether all tasks have the same score, so that a mean over them has a meaning."""
     return all(task.score == tasks[0].score for task in tasks)
 
 
@@ -33,38 +33,27 @@ def record(
     asked: Asked | None = None,
     alike: bool = True,
 ) -> Record:
-    """The round as plain values, the same for the same seed on the same machine: no wall-clock time in it.
+    """The round as plain values: the same seed on the same machine gives the same record.
 
-    Where there are several models, `worst_accuracy` is the lowest of theirs and `accuracy_spread` the standard deviation among them.
-    Where their scores are not `alike`, nothing is said of them together.
+    With several models, `worst_accuracy` is the lowest of their accuracies, and `accuracy_spread`
+    the standard deviation among them. If their scores are not `alike`, there are no means over
+    them.
     """
     models = {}
     for s, name in enumerate(names):
         rows = (plan.model == s) & seen.ok
-        entry: Record = {
-            "trained": int(rows.sum()),
-            "train_loss": _or_none(np.mean, seen.loss[rows]),
-        }
+        loss = _or_none(np.mean, seen.loss[rows])
+        models[name] = {"trained": int(rows.sum()), "train_loss": loss}
         if scores:
-            entry |= {"loss": scores[s].loss, "accuracy": scores[s].accuracy}
-            by_client = scores[s].by_client
-            if by_client is not None:
-                low, middle, high = np.nanquantile(by_client, [0.1, 0.5, 0.9]).tolist()
-                entry["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
-        models[name] = entry
+            models[name] |= _scores(scores[s])
     known = plan.probability[~np.isnan(plan.probability)]
     together = scores if scores and alike else []
-    accuracies, losses = (
-        np.array([getattr(score, what) for score in together]) for what in ("accuracy", "loss")
-    )
-    fair = (
-        {
-            "worst_accuracy": _or_none(np.min, accuracies),
-            "accuracy_spread": _or_none(np.std, accuracies),
-        }
-        if len(names) > 1
-        else {}
-    )
+    accuracies = np.array([score.accuracy for score in together])
+    losses = np.array([score.loss for score in together])
+    fair: Record = {}
+    if len(names) > 1:
+        fair["worst_accuracy"] = _or_none(np.min, accuracies)
+        fair["accuracy_spread"] = _or_none(np.std, accuracies)
     return {
         "round": now,
         "accuracy": _or_none(np.mean, accuracies),
@@ -78,24 +67,35 @@ def record(
     }
 
 
+def _scores(score: Score) -> Record:
+    """A model's test scores, and their spread over clients if these have test sets."""
+    out: Record = {"loss": score.loss, "accuracy": score.accuracy}
+    if score.by_client is not None:
+        low, middle, high = np.nanquantile(score.by_client, [0.1, 0.5, 0.9]).tolist()
+        out["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
+    return out
+
+
 def _failures(names: list[str], plan: Plan, seen: Seen, asked: Asked | None) -> list[Record]:
-    """The rows that failed, and before them those that failed when they were asked, unless they failed again."""
+    """The rows that failed while they were probed, and the rows of the plan that failed.
+
+    A client that failed both times is listed once, with the second reason.
+    """
     found: dict[tuple[int, int], str] = {}
     if asked is not None:
         rows, answers = asked.question.rows, asked.answers
-        found = {
-            (rows.client[i], rows.model[i]): answers.reason[i] + ASKED
-            for i in np.flatnonzero(~answers.ok)
-        }
-    found |= {(plan.client[i], plan.model[i]): seen.reason[i] for i in np.flatnonzero(~seen.ok)}
+        for i in np.flatnonzero(~answers.ok).tolist():
+            found[int(rows.client[i]), int(rows.model[i])] = answers.reason[i] + ASKED
+    for i in np.flatnonzero(~seen.ok).tolist():
+        found[int(plan.client[i]), int(plan.model[i])] = seen.reason[i]
     return [
-        {"client": int(client), "model": names[model], "reason": reason}
+        {"client": client, "model": names[model], "reason": reason}
         for (client, model), reason in found.items()
     ]
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no infinity: null stands for both."""
+    """A value for JSON, in which null stands for NaN and infinity."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -109,25 +109,22 @@ def tested(entry: Record) -> bool:
 
 
 def reached(entry: Record, target: float | None) -> bool:
-    """Whether the round's models are all at the target."""
+    """Whether all models of the round reached the target."""
     return all(at(model, target) for model in entry["models"].values())
 
 
 def at(model: Record, target: float | None) -> bool:
-    """Whether a model was tested and is at the target; a score that was not finite has been kept as null."""
+    """Whether a model was tested and reached the target; null is a score that was not finite."""
     return target is not None and model.get("accuracy") is not None and model["accuracy"] >= target
 
 
 def columns(records: list[Record]) -> dict[str, list[Any]]:
-    """The rounds as a table: a column for each plain value of the lines, and MODEL.loss, MODEL.accuracy ... for each model."""
+    """The rounds as a table: one column per plain value, and one per model and value."""
     table: dict[str, list[Any]] = {}
     for line in records:
         flat = {name: value for name, value in line.items() if not isinstance(value, dict | list)}
-        flat |= {
-            f"{model}.{name}": value
-            for model, entry in line["models"].items()
-            for name, value in entry.items()
-        }
+        for model, entry in line["models"].items():
+            flat |= {f"{model}.{name}": value for name, value in entry.items()}
         for name, value in flat.items():
             table.setdefault(name, [None] * (line["round"] - 1)).append(value)
         for name in table.keys() - flat.keys():

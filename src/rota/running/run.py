@@ -88,9 +88,9 @@ def run(
     """Train the tasks together for some rounds.
 
     Further policies are given by their kinds: `estimator`, `server`, `devices`, `availability`,
-    `admission`. With `out` the run is kept in that folder, and can be resumed exactly after a crash.
-    `watch` is a function that is called with each round's record, a watcher (running.watch), or a
-    list of these. `metrics` are measures of the sampler that are written with every round
+    `admission`. With `out` the run is kept in that folder, and can be resumed exactly after a
+    crash. `watch` is a function that is called with each round's record, a watcher (running.watch),
+    or a list of these. `metrics` are measures of the sampler that are written with every round
     (sampling.metrics): "regret", "variance" ...
     """
     if not isinstance(out, str | Path | None):

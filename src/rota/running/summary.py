@@ -12,7 +12,7 @@ from rota.running.record import ASKED, Record, at, finite, tested
 from rota.sampling.metrics import SUMMED
 
 PATIENCE = 5
-"""A run ends after this many rounds in a row in which clients trained but no update could be used."""
+"""A run ends after this many consecutive rounds with failed clients and no usable update."""
 
 
 class Stuck(RuntimeError):
@@ -20,7 +20,7 @@ class Stuck(RuntimeError):
 
 
 def refuse_stuck(experiment: Experiment, records: list[Record]) -> None:
-    """End a run in which no model learns any more. One client, round or model that fails ends none."""
+    """End a run in which no model learns any more; one failed client, round or model does not."""
     wrong: dict[str, str] = {}
     number = 0
     for line in reversed(records):
@@ -53,8 +53,8 @@ def refuse_stuck(experiment: Experiment, records: list[Record]) -> None:
 def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:
     """A run in a few numbers.
 
-    Accuracies are those of the last test. `rounds_to_target` is the round in which each model reached
-    the target.
+    Accuracies are those of the last test. `rounds_to_target` is the round in which each model
+    reached the target.
     """
     tests = [line for line in records if tested(line)]
     last = tests[-1]

@@ -1,4 +1,4 @@
-"""Watchers: what is told about a run while it goes on, such as the progress display or a tracker."""
+"""Watchers are told about a run as it happens: the progress display, a tracker, a live page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def watchers(watch: Watch) -> list[Watcher]:
             out.append(Each(each))
         else:
             raise BadInput(
-                f"watch has a {type(each).__name__}: give functions of a round's record, or objects "
-                "with begin, round and end"
+                f"watch has a {type(each).__name__}: give functions of a round's record, or "
+                "objects with begin, round and end"
             )
     return out

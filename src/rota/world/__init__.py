@@ -1,1 +1,1 @@
-"""The simulated world: who can be reached, what the clients' devices are like, and what a round costs."""
+"""The simulated world: which clients can be reached, and what their devices are like."""

@@ -1,13 +1,17 @@
-"""Who can be reached in a round (S1 App. E.1): a simulated process, and the server's knowledge of it.
+"""Which clients can be reached in a round (S1 App. E.1): a simulated process, and what is known of
+it.
 
-It enters the round in one place, the matrix of shares: client i's share in a round is d_i / q_i if it can be reached and 0 if not,
-where q_i is the chance that it can. In expectation that is d_i. So a sampler that is unbiased for the matrix it is given, now by weights
-d_i / (q_i p_i), is unbiased for full participation; a client that cannot be reached looks to every sampler like one without
-data; and one that is seldom reached has the larger score d_i |g_i| / q_i, as the variance sum pi_i^2 / (q_i p_i) asks.
+Availability enters the round in one place, the matrix of shares. Client i's share in a round is
+d_i / q_i if it can be reached, and 0 otherwise; q_i is its chance to be reached. In expectation
+that is d_i. So a sampler that is unbiased for the matrix it is given, with weights d_i / (q_i p_i),
+is unbiased for full participation. To every sampler a client that cannot be reached looks like one
+without data. A client that is rarely reached has the larger score d_i |g_i| / q_i, as the variance
+sum pi_i^2 / (q_i p_i) demands.
 
-With `memory` the expectation is over the whole process, as in S1: given the round before, the chance is another, memory * (it was
-reached) + (1 - memory) q. Weights by that one would be unbiased given the past, for estimators that remember it too, but of 1 / (1 -
-memory) times the size for all who come back.
+With `memory` the expectation is over the whole process, as in S1. Given the round before, the
+chance is a different one: memory * (it was reached) + (1 - memory) q. Weights by that chance would
+be unbiased given the past, which estimators with a memory would need, but they would be
+1 / (1 - memory) times as large for every client that returns.
 """
 
 from __future__ import annotations
@@ -25,15 +29,19 @@ from rota.plan import State
 
 @dataclass(frozen=True)
 class Availability:
-    """The chance that client i can be reached in round t, logit q_i(t) = logit(chance) + spread z_i + swing sin(2 pi (t / day + phase_i)).
+    """Client i can be reached in round t with chance q_i(t).
 
-    `chance` is the middle client's (1: everybody, always); z_i ~ N(0, 1) makes them unequal, and with uniform phases each has its own
-    hours. From one round to the next a client keeps its luck with probability `memory`: a two-state Markov chain, whose
-    spells are 1 / (1 - memory) times as long as those of independent coins. So `chance` alone is independent coins, `swing` a daily
-    rhythm of `day` rounds, and `memory` a Markov chain.
+    logit q_i(t) = logit(chance) + spread z_i + swing sin(2 pi (t / day + phase_i))
 
-    If the chances are not `known`, q_i is the part of the rounds so far, this one included, in which the client could be reached;
-    with independent coins the expected weight is then off by a factor of 1 - (1 - q_i)^t.
+    `chance` is the chance of the median client (1: everybody, always). z_i ~ N(0, 1) makes clients
+    unequal, and uniform phases give each client its own hours. From one round to the next a client
+    keeps its luck with probability `memory`: this is a two-state Markov chain, whose spells are
+    1 / (1 - memory) times as long as those of independent coins. So `chance` alone gives
+    independent coins, `swing` a daily rhythm of `day` rounds, and `memory` a Markov chain.
+
+    If the chances are not `known`, q_i is the fraction of the rounds so far, including this one, in
+    which the client could be reached. With independent coins the expected weight is then off by a
+    factor of 1 - (1 - q_i)^t.
     """
 
     chance: float = 1.0

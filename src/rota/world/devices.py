@@ -8,6 +8,7 @@ import numpy as np
 
 from rota import rng
 from rota.arrays import Array
+from rota.errors import BadInput
 from rota.plan import NUMBER, Costs, Job
 
 
@@ -19,7 +20,7 @@ class Profile:
     link: Array
 
     def seconds(self, clients: Array, flops: Array, nbytes: Array, now: int) -> tuple[Array, Array]:
-        """How long clients compute and transfer in round `now`: both together, and computing alone."""
+        """How long clients take in round `now`: computing and transfer, and computing alone."""
         computing = flops / self.speed[clients]
         return np.asarray(computing + nbytes / self.link[clients]), np.asarray(computing)
 
@@ -51,6 +52,14 @@ class Devices:
     gflops: float = 5.0
     mbps: float = 20.0
     spread: float = 0.0
+
+    def check(self) -> None:
+        """Refuse speeds that a clock cannot run on."""
+        for key in ("gflops", "mbps"):
+            if not getattr(self, key) > 0:
+                raise BadInput(f"devices.{key} is {getattr(self, key)}: it must be above 0")
+        if not self.spread >= 0:
+            raise BadInput(f"devices.spread is {self.spread}: it must be at least 0")
 
     def profile(self, clients: int, seed: int) -> Profile:
         """Each client's speed and link."""
