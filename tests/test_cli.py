@@ -449,7 +449,7 @@ def test_reproduce_refuses_what_it_does_not_take(
 def test_reproduce_can_write_what_is_there_and_say_what_is_missing(tmp_path: Path) -> None:
     outcome = call("reproduce", "fedavg-table1", "--minutes", 0, "--json", "--out", tmp_path)
     assert outcome.status == 0
-    assert outcome.err == "the time is up: what is finished is kept\n"
+    assert outcome.err == "the time is up: finished parts are kept\n"
     assert json.loads(outcome.out)[0]["measured"] == 0
     assert (tmp_path / "fedavg-table1.md").exists()
     lines = call(

@@ -184,9 +184,9 @@ def test_one_of_two_seeds_diverges(small: Federation, monkeypatch: pytest.Monkey
     whole = track.run(Part(1, "uniform", (1, 2), rounds=6, every=2))
     train = track.engine.train
 
-    def broken(models: Any, plan: Any, now: int, correction: Any = None) -> Any:
-        for chunk in train(models, plan, now, correction):
-            if chunk.model == 1 and now >= 3:
+    def broken(job: Any) -> Any:
+        for chunk in train(job):
+            if chunk.model == 1 and job.now >= 3:
                 chunk.update.fill_(np.nan)
             yield dataclasses.replace(chunk, measured=None)
 
@@ -329,10 +329,10 @@ def test_the_claims(mine: float, theirs: float, held: bool) -> None:
 
 def test_the_verdict() -> None:
     some = found(part("kvib", 0.9), part("uniform", 0.8), part("pow-d", 0.95), part("vrb", 0.9))
-    words = "K-Vib is clearly above uniform; clearly below pow-d; not to be told from Vrb."
+    words = "K-Vib is clearly above uniform; clearly below pow-d; not distinguishable from Vrb."
     assert words in report(some, list(some), False).text
     assert (
-        "told from"
+        "distinguishable"
         not in report(found(part("kvib", 0.9, (0,)), part("uniform", 0.8, (0,))), [], False).text
     )
 
@@ -431,7 +431,7 @@ def test_a_damaged_file_is_named(done: list[str], tmp_path: Path) -> None:
 def test_no_time_is_no_work(tmp_path: Path) -> None:
     said: list[str] = []
     result = run("kvib-femnist", out=tmp_path, minutes=0, say=said.append)
-    assert said == ["the time is up: what is finished is kept"]
+    assert said == ["the time is up: finished parts are kept"]
     assert not result.ok
     assert not (tmp_path / "kvib-femnist.jsonl").exists()
 
@@ -445,7 +445,7 @@ def test_quick(small: Federation, tmp_path: Path) -> None:
     """The whole way on few rounds: everything but the numbers."""
     result = run("kvib-femnist", quick=True, out=tmp_path, device="cpu")
     assert {row["seeds"] for row in result.rows} == {2}
-    assert "A quick version" in write_page(result, tmp_path).read_text()
+    assert "a quick version" in write_page(result, tmp_path).read_text()
     assert not (tmp_path / "kvib-femnist.jsonl").exists()
 
 

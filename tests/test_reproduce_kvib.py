@@ -253,7 +253,7 @@ def test_a_damaged_file_is_named(small: list[str], tmp_path: Path) -> None:
 def test_no_time_is_no_work(tmp_path: Path) -> None:
     said: list[str] = []
     result = run("kvib-theory", out=tmp_path, minutes=0, say=said.append)
-    assert said == ["the time is up: what is finished is kept"]
+    assert said == ["the time is up: finished parts are kept"]
     assert not result.ok
     assert not (tmp_path / "kvib-theory.jsonl").exists()
 

@@ -148,7 +148,7 @@ def _measure(
     timed = (TimedAsking if isinstance(inner, Asking) else Timed)(inner)
     estimator = StaleVre() if sampler == "mmfl-vre" else FedAvg()
     experiment = Experiment(tasks, timed, estimator, rounds=rounds + 3, evaluate=rounds + 3)
-    engine = make("batched", Experiment(tasks, devices=experiment.devices), device)
+    engine = make("batched", experiment, device)
     state = loop.begin(experiment, engine)
     whole, server = [], []
     for _ in range(rounds + 2):

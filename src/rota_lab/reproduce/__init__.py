@@ -1,4 +1,7 @@
-"""Tables and figures of the sources, measured again: one file a reproduction, and one line in REPRODUCTIONS."""
+"""Tables and figures of the sources, measured again.
+
+A reproduction is one file, and one line in REPRODUCTIONS.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,11 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "mmfl-table1": mmfl_table1,
     "mmfl-faults": mmfl_faults,
 }
-"""Name -> function of `quick` (a short version that shows the way, not the paper's scale). Its docstring's first line is the summary.
+"""Name -> function of `quick`, which asks for a short version that is not at the paper's scale.
 
-A function may take, by name, `out` (the folder of its results, where it can keep finished parts), `say` (for lines of progress), and any of
-the options `only`, `minutes`, `device` and `precision`.
+The first line of a function's docstring is its summary. A function may also take, by name, `out`
+(the folder of its results, where it can keep finished parts), `say` (which prints a line of
+progress), and any of the options `only`, `minutes`, `device` and `precision`.
 """
 ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "fedavg-table1": fedavg_cells.estimate,
@@ -58,11 +62,14 @@ ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "mmfl-table1": mmfl_estimate,
     "mmfl-faults": faults_estimate,
 }
-"""Name -> function of `only` that says in lines how much work it is. It may take `out`, and leave away what is finished there."""
+"""Name -> function of `only` that returns lines on how much work a reproduction is.
+
+It may also take `out`, and leave out the parts that are finished there.
+"""
 
 
 def names() -> dict[str, str]:
-    """The reproductions, and a sentence on each."""
+    """The reproductions, with a sentence on each."""
     return {
         name: (inspect.getdoc(function) or "").partition("\n")[0]
         for name, function in REPRODUCTIONS.items()
@@ -70,7 +77,10 @@ def names() -> dict[str, str]:
 
 
 def check(name: str, options: dict[str, Any], quick: bool = False) -> None:
-    """Refuse an unknown reproduction, options that it does not take (None: not given), and what makes no sense."""
+    """Reject unknown names, options that a reproduction does not take, and senseless values.
+
+    An option whose value is None was not given.
+    """
     if name not in REPRODUCTIONS:
         raise BadInput(f"unknown reproduction '{name}': {did_you_mean(name, REPRODUCTIONS)}")
     for option, value in options.items():
@@ -88,16 +98,15 @@ def check(name: str, options: dict[str, Any], quick: bool = False) -> None:
 def estimate(
     name: str, only: str | None = None, out: Path | None = None, quick: bool = False
 ) -> list[str]:
-    """How much work a reproduction is, as lines; where it can tell, without what `out` has already."""
+    """How much work a reproduction is, as lines; most leave out what is finished in `out`."""
     check(name, {})
     if name not in ESTIMATES:
         raise BadInput(f"--estimate is not for {name}, which is short: leave it out")
     if quick:
         raise BadInput("--estimate is not for --quick, which is short: leave out one of the two")
     function = ESTIMATES[name]
-    return (
-        function(only, out) if "out" in inspect.signature(function).parameters else function(only)
-    )
+    takes_out = "out" in inspect.signature(function).parameters
+    return function(only, out) if takes_out else function(only)
 
 
 def run(
@@ -107,17 +116,17 @@ def run(
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Result:
-    """Run one reproduction by name; `options` are those that it takes (None: not given)."""
+    """Run one reproduction. An option whose value is None was not given."""
     check(name, options, quick)
-    given = {"out": out, "say": say, **options}
-    return REPRODUCTIONS[name](
-        quick,
-        **{key: value for key, value in given.items() if value is not None and _takes(name, key)},
-    )
+    given = {}
+    for option, value in {"out": out, "say": say, **options}.items():
+        if value is not None and _takes(name, option):
+            given[option] = value
+    return REPRODUCTIONS[name](quick, **given)
 
 
 def is_short(name: str) -> bool:
-    """Whether it says nothing while it runs."""
+    """Whether a reproduction runs without lines of progress."""
     return not _takes(name, "say")
 
 

@@ -1,4 +1,4 @@
-"""`python -m rota_lab.reproduce`: what `rota reproduce` does, where nothing but torch and numpy is installed (a bare GPU machine)."""
+"""`python -m rota_lab.reproduce`: `rota reproduce` for machines that have only torch and numpy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def main() -> None:
     )
     parser.add_argument("name", choices=list(reproduce.REPRODUCTIONS))
     parser.add_argument(
-        "--quick", action="store_true", help="a smaller version, to see that it works"
+        "--quick", action="store_true", help="run a small version, to see that it works"
     )
-    parser.add_argument("--only", help="some of its parts, such as 2nn-iid,cnn-B10-C0.1")
+    parser.add_argument("--only", help="run these parts, such as 2nn-iid,cnn-B10-C0.1")
     parser.add_argument(
-        "--minutes", type=float, help="stop after so long; 0 writes the page of what is finished"
+        "--minutes", type=float, help="stop after this time; 0 only writes the page"
     )
     parser.add_argument(
-        "--estimate", action="store_true", help="say how much work it is, and do none"
+        "--estimate", action="store_true", help="print how much work it is, and do none"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"))
@@ -33,7 +33,7 @@ def main() -> None:
         "--out",
         type=Path,
         default=Path("runs/reproduce"),
-        help="a folder for the page and the finished parts",
+        help="the folder of the page and the finished parts",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()

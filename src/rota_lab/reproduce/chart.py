@@ -1,4 +1,7 @@
-"""Line charts as SVG, by hand: a page on a code host shows an .svg file, and no plotting library draws one without a browser."""
+"""Line charts as SVG, written by hand.
+
+A page on a code host shows an .svg file, and no plotting library writes one without a browser.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#000000",
-)  # Okabe and Ito: told apart by all eyes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
 DASHES = ("none", "5 4", "1.5 3")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 64, 170, 36, 48
+ACROSS, DOWN = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
 
 @dataclass(frozen=True)
 class Line:
-    """A named line. Lines of one `colour` number belong together; a line without a name has no entry in the legend."""
+    """A line of a chart. Lines that belong together have the same `colour`, a number.
+
+    A line without a name has no entry in the legend.
+    """
 
     name: str
     x: Sequence[float]
@@ -31,12 +31,12 @@ class Line:
     dashed: int = 0
     """A place in DASHES."""
     band: tuple[Sequence[float], Sequence[float]] | None = None
-    """The least and the largest y it may as well have: drawn as a shade."""
+    """The lower and the upper end of an interval around each y, drawn as a shade."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart; `name` is its file's name."""
+    """A line chart; its file is called `name`."""
 
     name: str
     title: str
@@ -47,54 +47,49 @@ class Chart:
 
 def svg(chart: Chart) -> str:
     """The chart as a self-contained SVG document."""
-    x_ticks = ticks([value for line in chart.lines for value in line.x])
-    y_ticks = ticks(
-        [
-            value
-            for line in chart.lines
-            for values in (line.y, *(line.band or ()))
-            for value in values
-        ]
-    )
+    xs: list[float] = []
+    ys: list[float] = []
+    for line in chart.lines:
+        xs += line.x
+        ys += line.y
+        for edge in line.band or ():
+            ys += edge
+    x_ticks, y_ticks = ticks(xs), ticks(ys)
 
-    def across(value: float) -> float:
-        return LEFT + (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
+    def point(x: float, y: float) -> tuple[float, float]:
+        """Where a point lies in the picture."""
+        across = LEFT + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * ACROSS
+        down = HEIGHT - BOTTOM - (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * DOWN
+        return across, down
 
-    def down(value: float) -> float:
-        return (
-            HEIGHT
-            - BOTTOM
-            - (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (HEIGHT - TOP - BOTTOM)
-        )
+    def path(x: Sequence[float], y: Sequence[float]) -> str:
+        """A line through points."""
+        points = [point(*each) for each in zip(x, y, strict=True)]
+        return "M" + "L".join(f"{across:.1f} {down:.1f}" for across, down in points)
 
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">'
-    ]
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']
     out.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')  # pages may be dark
     for tick in x_ticks:
-        out.append(_stroke(f"M{across(tick):.1f} {TOP}V{HEIGHT - BOTTOM}", "#ddd"))
-        out.append(_text(f"{tick:g}", across(tick), HEIGHT - BOTTOM + 18, "middle"))
+        across, _ = point(tick, y_ticks[0])
+        out.append(_stroke(f"M{across:.1f} {TOP}V{HEIGHT - BOTTOM}", "#ddd"))
+        out.append(_text(f"{tick:g}", across, HEIGHT - BOTTOM + 18, "middle"))
     for tick in y_ticks:
-        out.append(_stroke(f"M{LEFT} {down(tick):.1f}H{WIDTH - RIGHT}", "#ddd"))
-        out.append(_text(f"{tick:g}", LEFT - 8, down(tick) + 4, "end"))
+        _, down = point(x_ticks[0], tick)
+        out.append(_stroke(f"M{LEFT} {down:.1f}H{WIDTH - RIGHT}", "#ddd"))
+        out.append(_text(f"{tick:g}", LEFT - 8, down + 4, "end"))
     out.append(_text(chart.title, LEFT, 22, "start"))
     out.append(_text(chart.x_label, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     out.append(_text(chart.y_label, 16, middle, "middle", f' transform="rotate(-90 16 {middle})"'))
     entry = TOP + 6
     for line in chart.lines:
-        path = "M" + "L".join(
-            f"{across(x):.1f} {down(y):.1f}" for x, y in zip(line.x, line.y, strict=True)
-        )
         colour = COLOURS[line.colour % len(COLOURS)]
         if line.band:
-            corners = [
-                *zip(line.x, line.band[0], strict=True),
-                *reversed([*zip(line.x, line.band[1], strict=True)]),
-            ]
-            shade = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in corners)
+            low, high = line.band
+            shade = path([*line.x, *reversed(line.x)], [*low, *reversed(high)])
             out.append(f'<path d="{shade}Z" fill="{colour}" fill-opacity="0.12"/>')
-        out.append(_stroke(path, colour, line.dashed, 1.8))
+        out.append(_stroke(path(line.x, line.y), colour, line.dashed, 1.8))
         if line.name:
             out.append(_stroke(f"M{WIDTH - RIGHT + 12} {entry}h24", colour, line.dashed, 1.8))
             out.append(_text(line.name, WIDTH - RIGHT + 42, entry + 4, "start"))
@@ -106,18 +101,16 @@ def ticks(values: list[float]) -> list[float]:
     """About six round numbers (1, 2 or 5 times a power of ten apart) that span the values."""
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
-    if (
-        high - low <= 1e-9 * largest or largest < 1e-300
-    ):  # a flat line still needs a span, and so does one too small for logarithms
+    # a flat line needs a span, too, and so do values that are too small for logarithms
+    if high - low <= 1e-9 * largest or largest < 1e-300:
         span = largest if largest >= 1e-300 else 1.0
         low, high = low - span / 2, high + span / 2
     rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
     first, last = math.floor(low / step), math.ceil(high / step)
-    first -= first * step > low + 1e-9 * abs(
-        low
-    )  # where low / step is too small for a number, and so 0
+    # low / step may be so small that it rounds to 0
+    first -= first * step > low + 1e-9 * abs(low)
     last += last * step < high - 1e-9 * abs(high)
     return [i * step for i in range(first, last + 1)]
 
@@ -128,4 +121,5 @@ def _stroke(path: str, colour: str, dashed: int = 0, width: float = 1) -> str:
 
 
 def _text(text: str, x: float, y: float, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222"{more}>{escape(text)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} fill="#222"{more}>{escape(text)}</text>'

@@ -1,8 +1,12 @@
-"""The 40 cells of FedAvg's Table 1 (McMahan et al. 2017; S0): what each is, what it costs, how it is tuned, and in what order they run."""
+"""The 40 cells of FedAvg's Table 1 (McMahan et al. 2017; S0).
+
+What each cell is, what it costs, how it is tuned, and the order in which they run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,20 +34,20 @@ TABLE: dict[str, tuple[tuple[int | None, ...], ...]] = {
         (246, 16, None, 97),
     ),
 }
-"""The source's rounds: a line for each C, a number for each of COLUMNS; None where it did not reach the target in its time."""
+"""The source's rounds: a line per C and a number per column; None where it missed the target."""
 
 GRID = 6
-"""Learning rates are 10^(k / GRID), k whole: the finer of the source's two resolutions."""
+"""Learning rates are 10^(k / GRID) for whole k: the finer of the source's two resolutions."""
 REACH = 6
-"""How many rates there are to each side of a column's middle: 13 in all, the source's 11 to 13."""
+"""The number of rates to each side of a column's middle: 13 in all (the source: 11 to 13)."""
 LIMIT = 3
-"""A cell is given up after so many times the source's rounds."""
+"""A cell is given up after LIMIT times the source's rounds."""
 SEEDS = 3
-"""The most models of one rate."""
+"""The most models per rate."""
 
 
 class Network(NamedTuple):
-    """A network, the local epochs of a client, and the target accuracy."""
+    """A network, the local epochs of a client, and the accuracy to reach."""
 
     title: str
     model: Callable[..., nn.Module]
@@ -58,9 +62,10 @@ NETWORKS = {
 
 
 class Column(NamedTuple):
-    """Cells that differ only in C: they share an engine, and a learning rate found for one guides the others.
+    """Cells that differ only in C.
 
-    The source does not say how it scales the pixels: they are from -1/2 to 1/2 here, and where they are `raw` from 0 to 1.
+    They share an engine, and the best learning rate of one cell guides the others. The source does
+    not say how it scales the pixels: here they are from -1/2 to 1/2, and from 0 to 1 where `raw`.
     """
 
     model: str
@@ -88,8 +93,13 @@ class Cell:
     @property
     def title(self) -> str:
         model, split, batch, raw = self.column
-        scale = ", pixels 0 to 1" * raw
-        return f"{NETWORKS[model].title}, {'IID' if split == 'iid' else split}, B = {batch or '∞'}, C = {self.fraction:g}{scale}"
+        words = [
+            NETWORKS[model].title,
+            "IID" if split == "iid" else split,
+            f"B = {batch or '∞'}",
+            f"C = {self.fraction:g}",
+        ]
+        return ", ".join(words + ["pixels 0 to 1"] * raw)
 
     @property
     def cohort(self) -> int:
@@ -98,20 +108,21 @@ class Cell:
     @property
     def steps(self) -> int:
         """Local steps of one client in one round."""
-        return NETWORKS[self.column.model].epochs * (
-            -(-EXAMPLES // self.column.batch) if self.column.batch else 1
-        )
+        batches = math.ceil(EXAMPLES / (self.column.batch or EXAMPLES))
+        return NETWORKS[self.column.model].epochs * batches
 
 
-CELLS = {
-    cell.name: cell
-    for model, lines in TABLE.items()
-    for place, (split, batch) in enumerate(COLUMNS)
-    for fraction, line in zip(FRACTIONS, lines, strict=True)
-    for raw in ((False, True) if (split, batch, fraction) == ("iid", 10, 0.1) else (False,))
-    for cell in [Cell(Column(model, split, batch, raw), fraction, line[place])]
-}
-"""The table's, and one of each network with pixels from 0 to 1, to see what that makes of it."""
+def _cells() -> Iterator[Cell]:
+    for model, lines in TABLE.items():
+        for place, (split, batch) in enumerate(COLUMNS):
+            for fraction, line in zip(FRACTIONS, lines, strict=True):
+                yield Cell(Column(model, split, batch), fraction, line[place])
+                if (split, batch, fraction) == ("iid", 10, 0.1):
+                    yield Cell(Column(model, split, batch, raw=True), fraction, line[place])
+
+
+CELLS = {cell.name: cell for cell in _cells()}
+"""The table's cells, and one more per network, whose pixels are from 0 to 1, for comparison."""
 
 MIDDLE = {
     Column("2nn", "iid", None): -2,
@@ -125,32 +136,39 @@ MIDDLE = {
     Column("cnn", "shards", None): -5,
     Column("cnn", "shards", 10): -6,
 }
-"""The k of the learning rate around which a column's very first race is laid: a guess, which the races correct."""
+"""The k of the learning rate in the middle of a column's first race: a guess to be corrected."""
 
 STEP = {("2nn", 10): 2.5e-6, ("2nn", None): 2.5e-5, ("cnn", 10): 2e-5, ("cnn", None): 1e-3}
 ROUND, LAUNCH, TEST = 7e-3, 8e-5, {"2nn": 2e-4, "cnn": 8e-3}
-"""Seconds on one H200, roughly, to plan by: of a client's local step in a tall stack; of a round; of a step at least; of a test."""
+"""Rough seconds on one H200: STEP of a client's local step in a tall stack, ROUND of a round,
+LAUNCH of a step at least, TEST of a test."""
 CHEAP, DEAR = 1.0, 20.0
-"""Seconds of one model's way to the target: below and above these a cell is tuned with more and with fewer rates and seeds."""
+"""Seconds of one model's way to the target. Cells below CHEAP are tuned with more rates and seeds,
+cells above DEAR with fewer."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a cell is tuned: the rates of its first race (as steps of the grid from the middle), whether races with untried neighbours of
-    the best rate follow, and the seeds of each rate."""
+    """How a cell is tuned."""
 
     rates: tuple[int, ...]
+    """The rates of the first race, as steps of the grid from the middle."""
     further: bool
+    """Whether races with untried neighbours of the best rate follow."""
     seeds: int
+    """The seeds of each rate."""
 
 
 def tuning(cell: Cell, known: bool) -> Tuning:
-    """What a cell can afford; `known` says that a neighbour in its column is done, around whose best rate the first race is laid."""
+    """What a cell can afford.
+
+    `known` says that a neighbour in the column is finished: the first race is laid around the
+    neighbour's best rate.
+    """
     cost, least = lane_seconds(cell), least_seconds(cell)
     seeds = SEEDS if max(cost, least) < SEEDS * CHEAP and not cell.column.raw else 1
-    if cost < max(
-        CHEAP, least / 4
-    ):  # where the rounds themselves take long, more models hardly add to it
+    # more models cost little where the rounds themselves take long
+    if cost < max(CHEAP, least / 4):
         return Tuning(tuple(range(-2, 3) if known else range(-4, 5)), True, seeds)
     if cost < DEAR:
         return Tuning((-1, 0, 1) if known else (-2, 0, 2), True, seeds)
@@ -160,93 +178,87 @@ def tuning(cell: Cell, known: bool) -> Tuning:
 
 
 def client_steps(cell: Cell) -> int:
-    """Local steps of all clients in the source's number of rounds."""
+    """Local steps of all clients in the source's rounds."""
     return (cell.paper or 0) * cell.cohort * cell.steps
 
 
 def lane_seconds(cell: Cell) -> float:
-    """What one more model in a race costs, roughly, on the source's way to the target."""
+    """The rough cost of one more model in a race, if it takes the source's rounds."""
     model, _, batch, _ = cell.column
     return client_steps(cell) * STEP[model, batch] + (cell.paper or 0) * TEST[model]
 
 
 def least_seconds(cell: Cell) -> float:
-    """What the source's rounds take, roughly, however few models there are."""
+    """The rough cost of the source's rounds, however few models there are."""
     return (cell.paper or 0) * (ROUND + cell.steps * LAUNCH)
 
 
 def cell_seconds(cell: Cell) -> float:
-    """What a cell's first race costs, roughly, if it takes the source's rounds."""
+    """The rough cost of a cell's first race, if it takes the source's rounds."""
     plan = tuning(cell, known=cell.fraction != first(cell.column))
-    work = lane_seconds(cell) * len(plan.rates) * plan.seeds
-    return max(least_seconds(cell), (cell.paper or 0) * ROUND + work)
+    lanes = lane_seconds(cell) * len(plan.rates) * plan.seeds
+    return max(least_seconds(cell), (cell.paper or 0) * ROUND + lanes)
 
 
 def first(column: Column) -> float:
-    """The C that is tuned first, from which the others of a column learn: 0.1, or 0 where that is much cheaper."""
+    """The C of a column that is tuned first and guides the others: 0.1, or 0 if much cheaper."""
     return 0.0 if lane_seconds(CELLS[f"{column.name}-C0.1"]) >= DEAR / 2 else 0.1
 
 
 def order(cells: list[Cell]) -> list[Cell]:
-    """The order they are run in: column by column, cheap columns first, what others learn from before them; then the dear cells."""
+    """The cells in the order in which they run.
+
+    Cheap cells come first, column by column, the cheapest column first. In each column, the cell
+    that guides the others comes first. The dear cells come last.
+    """
     cheap = [cell for cell in CELLS.values() if lane_seconds(cell) < DEAR]
-    cost = {
-        column: sum(cell_seconds(cell) for cell in cheap if cell.column == column)
-        for column in MIDDLE
-    }
+    cost = dict.fromkeys(MIDDLE, 0.0)
+    for cell in cheap:
+        cost[cell.column] += cell_seconds(cell)
 
     def place(cell: Cell) -> tuple[object, ...]:
-        if lane_seconds(cell) >= DEAR:
-            return True, lane_seconds(cell)
-        return (
-            False,
-            cell.column.raw,
-            cost[cell.column],
-            cell.column.name,
-            cell.fraction != first(cell.column),
-            lane_seconds(cell),
-        )
+        column, seconds = cell.column, lane_seconds(cell)
+        if seconds >= DEAR:
+            return True, seconds
+        guided = cell.fraction != first(column)
+        return False, column.raw, cost[column], column.name, guided, seconds
 
     return sorted(cells, key=place)
 
 
 def estimate(only: str | None = None) -> list[str]:
-    """How much work the cells are, as lines: in client steps and examples of one model on the source's way, and roughly in seconds."""
-    lines = [
-        f"{'cell':20}{'rounds':>8}{'client steps':>14}{'examples':>14}{'models':>8}{'s a model':>11}{'s in all':>10}"
-    ]
+    """How much work the cells are, as lines.
+
+    Client steps and examples are those of one model on the source's way to the target; the seconds
+    are rough.
+    """
+    head = f"{'cell':20}{'rounds':>8}{'client steps':>14}{'examples':>14}{'models':>8}"
+    lines = [f"{head}{'s a model':>11}{'s in all':>10}"]
     cells = chosen(only)
     for cell in cells:
         plan, steps = tuning(cell, known=cell.fraction != first(cell.column)), client_steps(cell)
-        examples = steps * (cell.column.batch or EXAMPLES)
-        lines.append(
-            f"{cell.name:20}{cell.paper:8,}{steps:14,}{examples:14,}{len(plan.rates) * plan.seeds:8}"
-            f"{lane_seconds(cell):11.1f}{cell_seconds(cell):10.1f}"
-        )
+        examples, models = steps * (cell.column.batch or EXAMPLES), len(plan.rates) * plan.seeds
+        line = f"{cell.name:20}{cell.paper:8,}{steps:14,}{examples:14,}{models:8}"
+        lines.append(f"{line}{lane_seconds(cell):11.1f}{cell_seconds(cell):10.1f}")
     total = sum(cell_seconds(cell) for cell in cells)
-    return [
-        *lines,
-        "",
-        f"{total:,.0f} s in all, roughly, on one H200: first races of the models named, if each takes the source's rounds",
-    ]
+    what = "first races of these models, if each takes the source's rounds"
+    return [*lines, "", f"roughly {total:,.0f} s in all on one H200: {what}"]
 
 
 def chosen(words: str | None = None) -> list[Cell]:
-    """The cells that the source reached, in order: all, or those that a list such as "2nn-iid,cnn-B10-C0.1" names.
+    """Cells that the source reached, in the order in which they run.
 
-    A word of the list names the cells that have all of its parts in their names.
+    `words` is a list such as "2nn-iid,cnn-B10-C0.1": each word chooses the cells that have all of
+    the word's parts in their names. Without a list all cells are chosen.
     """
-    wanted = (
-        [set(word.strip().lower().split("-")) for word in words.split(",")]
-        if words
-        else [set[str]()]
-    )
+    wanted = [set[str]()]
+    if words:
+        wanted = [set(word.strip().lower().split("-")) for word in words.split(",")]
     parts = {cell.name: set(cell.name.lower().split("-")) for cell in CELLS.values() if cell.paper}
     known = set().union(*parts.values())
     for word in sorted(set().union(*wanted) - known):
         raise BadInput(
             f"--only names '{word}', which is in no cell's name: {did_you_mean(word, known)}"
         )
-    return order(
-        [CELLS[name] for name, mine in parts.items() if any(word <= mine for word in wanted)]
-    )
+    some = [CELLS[name] for name, mine in parts.items() if any(word <= mine for word in wanted)]
+    return order(some)

@@ -1,4 +1,4 @@
-"""FedAvg's Table 1 as a page: our rounds beside the source's, how each cell was tuned, and what holds."""
+"""FedAvg's Table 1 as a page: our rounds and the source's, how each cell was tuned, what holds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import math
 import numpy as np
 
 from rota_lab.reproduce.chart import Chart, Line
-from rota_lab.reproduce.fedavg_cells import CELLS, COLUMNS, FRACTIONS, LIMIT, NETWORKS, Cell, Column
+from rota_lab.reproduce.fedavg_cells import (
+    CELLS,
+    COLUMNS,
+    FRACTIONS,
+    LIMIT,
+    NETWORKS,
+    Cell,
+    Column,
+    Network,
+)
 from rota_lab.reproduce.parts import Found
 from rota_lab.reproduce.race import FAR, LAG, SELDOM
 from rota_lab.reproduce.result import Result, Row, over_seeds
 
 LOW, HIGH = 0.7, 1.3
-"""The median of our rounds / the source's is to be between these."""
+"""The median of our rounds / the source's should lie between these."""
 
 
 def reached(found: Found) -> bool:
@@ -29,55 +38,45 @@ def ratio(found: Found) -> float:
 def summary(found: Found) -> str:
     """A finished cell in words."""
     if not reached(found):
-        return f"not reached in {LIMIT * found['paper']} rounds, {found['accuracy']:.2%} at best"
-    return (
-        f"{np.mean(found['rounds']):.1f} rounds (source {found['paper']}) at lr {found['lr']:.3g}"
-    )
+        limit = LIMIT * found["paper"]
+        return f"not reached in {limit} rounds, {found['accuracy']:.2%} at best"
+    rounds = np.mean(found["rounds"])
+    return f"{rounds:.1f} rounds (source {found['paper']}) at lr {found['lr']:.3g}"
 
 
 def report(found: dict[str, Found], cells: list[Cell], quick: bool) -> Result:
-    """Paper against measured, from those of the cells that are finished."""
+    """Paper against measured, from those cells that are finished."""
     found = {cell.name: found[cell.name] for cell in cells if cell.name in found}
-    rows = [
-        over_seeds(f"{CELLS[name].title}: rounds to {_target(name)}", each["paper"], each["rounds"])
-        for name, each in found.items()
-        if reached(each)
-    ]
+    rows = []
+    for name, each in found.items():
+        if reached(each):
+            quantity = f"{CELLS[name].title}: rounds to {_target(name)}"
+            rows.append(over_seeds(quantity, each["paper"], each["rounds"]))
     wanted = [cell.name for cell in cells if not cell.column.raw]
     done = [found[name] for name in wanted if name in found]
     there = [each for each in done if reached(each)]
     rows.append(over_seeds("cells that reach the target", len(wanted), [len(there)]))
-    standing = f"{len(there)} reached, {len(done) - len(there)} not reached, {len(wanted) - len(done)} not run"
-    checks = {
-        f"all cells that the source reached are reached (of {len(wanted)}: {standing})": len(there)
-        == len(wanted)
-    }
+    missed, not_run = len(done) - len(there), len(wanted) - len(done)
+    standing = f"{len(there)} reached, {missed} not reached, {not_run} not run"
+    claim = f"all cells that the source reached are reached (of {len(wanted)}: {standing})"
+    checks = {claim: len(there) == len(wanted)}
     if there:
         ratios = [ratio(each) for each in there]
         middle = float(np.median(ratios))
-        what = "our rounds / the source's: median, least and most of these cells"
-        seeds = min(len(each["rounds"]) for each in there)
         rows.append(
             Row(
-                quantity=what,
+                quantity="our rounds / the source's: median, least and most of these cells",
                 paper=None,
                 measured=middle,
                 low=min(ratios),
                 high=max(ratios),
-                seeds=seeds,
+                seeds=min(len(each["rounds"]) for each in there),
             )
         )
-        claim = f"the median of our rounds / the source's, {middle:.2f} over {len(ratios)} cells, is within {LOW} to {HIGH}"
-        checks[claim] = LOW <= middle <= HIGH
-    return Result(
-        "fedavg-table1",
-        "FedAvg: rounds to a target accuracy",
-        _text(found, quick),
-        rows,
-        _charts(found),
-        checks,
-        quick,
-    )
+        words = f"the median of our rounds / the source's, {middle:.2f} over {len(ratios)} cells"
+        checks[f"{words}, is within {LOW} to {HIGH}"] = LOW <= middle <= HIGH
+    title = "FedAvg: rounds to a target accuracy"
+    return Result("fedavg-table1", title, _text(found, quick), rows, _charts(found), checks, quick)
 
 
 def _target(name: str) -> str:
@@ -85,112 +84,121 @@ def _target(name: str) -> str:
 
 
 def _charts(found: dict[str, Found]) -> list[Chart]:
-    """For each network the rounds against the clients a round, where a column has two cells or more."""
+    """A chart for each network that has a column with two finished cells or more."""
     charts = []
     for model, network in NETWORKS.items():
         lines = []
-        for colour, (split, batch) in enumerate(COLUMNS):
-            cells = [
-                CELLS[f"{Column(model, split, batch).name}-C{fraction:g}"] for fraction in FRACTIONS
-            ]
-            ours = [cell for cell in cells if cell.name in found and reached(found[cell.name])]
-            if len(ours) > 1:
-                x = [math.log10(cell.cohort) for cell in ours]
-                name = f"{split}, B = {batch or '∞'}"
-                lines.append(
-                    Line(
-                        name,
-                        x,
-                        [math.log10(np.mean(found[cell.name]["rounds"])) for cell in ours],
-                        colour,
-                    )
-                )
-                lines.append(
-                    Line("", x, [math.log10(cell.paper or 1) for cell in ours], colour, dashed=True)
-                )
+        for colour in range(len(COLUMNS)):
+            lines += _lines(found, model, colour)
         if lines:
-            title = f"{network.title}: rounds to {network.target:.0%}, measured (solid) and the source's (dashed)"
-            charts.append(Chart(model, title, "log10 clients a round", "log10 rounds", lines))
+            target = f"{network.title}: rounds to {network.target:.0%}"
+            title = f"{target}, measured (solid) and the source's (dashed)"
+            charts.append(Chart(model, title, "log10 clients per round", "log10 rounds", lines))
     return charts
+
+
+def _lines(found: dict[str, Found], model: str, place: int) -> list[Line]:
+    """A column's rounds against the clients per round: ours, and the source's dashed."""
+    split, batch = COLUMNS[place]
+    cells = [CELLS[f"{Column(model, split, batch).name}-C{fraction:g}"] for fraction in FRACTIONS]
+    ours = [cell for cell in cells if cell.name in found and reached(found[cell.name])]
+    if len(ours) < 2:
+        return []
+    x = [math.log10(cell.cohort) for cell in ours]
+    measured = [math.log10(np.mean(found[cell.name]["rounds"])) for cell in ours]
+    paper = [math.log10(cell.paper or 1) for cell in ours]
+    name = f"{split}, B = {batch or '∞'}"
+    return [Line(name, x, measured, place), Line("", x, paper, place, dashed=True)]
+
+
+WARNING = """\
+**This is a quick version: one cell of the table, with one learning rate and one seed. It shows that
+the reproduction runs, and is not the result.**
+
+"""
 
 
 def _text(found: dict[str, Found], quick: bool) -> str:
     """What was run, in words, and the table in the source's form."""
-    warning = (
-        "**A quick version: one cell of the table, one learning rate, one seed. It shows the way, not the result.**\n\n"
-        * quick
-    )
-    machines = list(
-        dict.fromkeys(f"{each['machine']}, {each['precision']}" for each in found.values())
-    )
-    places = "\n".join(
-        f"- machine {number}: {words}" for number, words in enumerate(machines, start=1)
-    )
-    return f"""{warning}Table 1 of McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep
-Networks from Decentralized Data" (AISTATS 2017), as source S0 has it: the rounds that FedAvg needs to a test accuracy on MNIST. 100 clients
-hold 600 images each, IID or as two shards of the images sorted by label. C of them train in a round (C = 0: one), in mini-batches of
-B images (∞: all 600 at once). The 2NN does one local epoch, to 97 %; the CNN five, to 99 %.
+    machines = list(dict.fromkeys(_machine(each) for each in found.values()))
+    places = [f"- machine {number}: {words}" for number, words in enumerate(machines, start=1)]
+    first = f"""\
+Table 1 of McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of
+Deep Networks from Decentralized Data" (AISTATS 2017), as source S0 quotes it: the number of rounds
+that FedAvg needs to reach a test accuracy on MNIST. 100 clients hold 600 images each, either IID or
+as two shards of the images sorted by label. In each round a fraction C of the clients trains (one
+client for C = 0), in mini-batches of B images (∞: all 600 at once). The 2NN does one local epoch
+and is trained to 97 %, the CNN does five and is trained to 99 %.
 
-As in the source, a curve is made monotonic (the best accuracy so far) and crosses the target on the line between two tests, and the
-learning rate is tuned for each cell, here on the grid 10^(k/6). Models are tested after every round; while their best error is above
-{FAR:g} times the target's, after every {SELDOM} rounds.
+As in the source, a curve is made monotonic (the best accuracy so far) and crosses the target on the
+line between two tests. The learning rate is tuned for each cell, here on the grid 10^(k/6). A model
+is tested after every round; while its best error is above {FAR:g} times the target's, it is tested
+every {SELDOM} rounds.
 
-The source says neither how it scales the pixels nor how it draws the initial weights. Here pixels are from -1/2 to 1/2, as in TensorFlow's
-own MNIST example of that time, and weights are drawn as torch does by default. The scale was chosen on one cell, 2NN, IID, B = 10,
-C = 0.1, by trying both before any other cell was run{_scales(found)}.
+The source does not say how it scales the pixels or how it draws the initial weights. Here pixels
+range from -1/2 to 1/2, as in TensorFlow's own MNIST example of that time, and weights are drawn as
+torch does by default. The scale was chosen on one cell (2NN, IID, B = 10, C = 0.1): both scales
+were tried there before any other cell was run{_scales(found)}.
 
 {_tables(found)}
 
-Measured rounds / the source's, and in brackets their ratio. A dash: the source did not reach the target in its time, and the cell is
-not run here.
+An entry is the measured rounds / the source's, with their ratio in brackets. A dash means that the
+source did not reach the target in its time; such a cell is not run here.
 
 ## How each cell was tuned
-All models of a cell train together, one for each rate and seed, each with its own start, cohorts and mini-batches. The best rate is that
-with the fewest rounds in the mean over its seeds, and that mean is what is measured. A model is out of the race when it has reached the
-target; when its updates are not finite; when its rate can no longer have the fewest rounds; and, in a cell's first race, from a
-quarter of the source's rounds on, when another rate was more accurate after {LAG:g} times fewer rounds. A cell is given up after
-{LIMIT} times the source's rounds.
+All models of a cell train together: one per rate and seed, each with its own start, cohorts and
+mini-batches. The best rate is the one whose seeds needed the fewest rounds on average, and that
+average is the measured number. A model is out of the race
 
-A first race is laid around the best rate of a neighbouring C, where one was done before. "To both sides" means that more races followed
-until both neighbours of the best rate on the grid had been tried. The dearer a cell, the fewer its rates and seeds: one with a single rate
-was not tuned itself, but took over its neighbour's.
+- when it has reached the target,
+- when its updates are not finite,
+- when its rate can no longer have the fewest rounds,
+- in a cell's first race, from a quarter of the source's rounds on, when another rate was more
+  accurate after {LAG:g} times fewer rounds.
 
-{_tuned(found, machines)}
+A cell is given up after {LIMIT} times the source's rounds.
 
-{places}
+If a cell with another C in the same column was finished before, the first race is laid around the
+best rate of the nearest one. "To both sides" means that more races followed until both neighbours
+of the best rate on the grid had been tried. The more expensive a cell is, the fewer rates and seeds
+it has: a cell with a single rate was not tuned itself and uses the best rate of its neighbour.
 """
+    parts = [first, _tuned(found, machines), "", *places]
+    return WARNING * quick + "\n".join(parts) + "\n"
+
+
+def _machine(found: Found) -> str:
+    return f"{found['machine']}, {found['precision']}"
 
 
 def _scales(found: dict[str, Found]) -> str:
-    """What the pixels' scale makes of the cells that were run with both."""
+    """What the pixels' scale changes in the cells that were run with both scales."""
     words = []
     for name, each in found.items():
         other = found.get(name.replace("-raw", ""))
         if CELLS[name].column.raw and other and reached(each) and reached(other):
-            title = CELLS[other["part"]].title
-            words.append(
-                f"{title} takes {np.mean(each['rounds']):.0f} rounds from 0 to 1, and {np.mean(other['rounds']):.0f} from -1/2 to 1/2"
-            )
-    return ": " * bool(words) + "; ".join(words)
+            raw, centred = np.mean(each["rounds"]), np.mean(other["rounds"])
+            rounds = f"{raw:.0f} rounds from 0 to 1, and {centred:.0f} from -1/2 to 1/2"
+            words.append(f"{CELLS[other['part']].title} takes {rounds}")
+    return ". " * bool(words) + "; ".join(words)
 
 
 def _tables(found: dict[str, Found]) -> str:
     """The source's two tables, with our numbers before its own."""
-    lines = []
-    for model, network in NETWORKS.items():
-        heads = " | ".join(
-            f"{split.replace('iid', 'IID')}, B = {batch or '∞'}" for split, batch in COLUMNS
-        )
-        lines += ["", f"| {network.title}, C | {heads} |", "|---|" + "---:|" * len(COLUMNS)]
-        for fraction in FRACTIONS:
-            cells = (
-                CELLS[f"{Column(model, split, batch).name}-C{fraction:g}"]
-                for split, batch in COLUMNS
-            )
-            lines.append(
-                f"| {fraction:g} | {' | '.join(_entry(cell, found.get(cell.name)) for cell in cells)} |"
-            )
-    return "\n".join(lines[1:])
+    tables = [_table(found, model, network) for model, network in NETWORKS.items()]
+    return "\n\n".join("\n".join(lines) for lines in tables)
+
+
+def _table(found: dict[str, Found], model: str, network: Network) -> list[str]:
+    heads = [f"{split.replace('iid', 'IID')}, B = {batch or '∞'}" for split, batch in COLUMNS]
+    lines = [f"| {network.title}, C | {' | '.join(heads)} |", "|---|" + "---:|" * len(COLUMNS)]
+    for fraction in FRACTIONS:
+        entries = []
+        for split, batch in COLUMNS:
+            cell = CELLS[f"{Column(model, split, batch).name}-C{fraction:g}"]
+            entries.append(_entry(cell, found.get(cell.name)))
+        lines.append(f"| {fraction:g} | {' | '.join(entries)} |")
+    return lines
 
 
 def _entry(cell: Cell, found: Found | None) -> str:
@@ -208,15 +216,20 @@ def _tuned(found: dict[str, Found], machines: list[str]) -> str:
         "| cell | rates tried | best | to both sides | seeds | accuracy | seconds | machine |",
         "|---|---|---:|---|---:|---:|---:|---:|",
     ]
-    for name in CELLS:
-        if name in found:
-            each = found[name]
-            rates = ", ".join(
-                f"{rate:.3g}" for rate in dict.fromkeys(lane["lr"] for lane in each["lanes"])
-            )
-            place = machines.index(f"{each['machine']}, {each['precision']}") + 1
-            lines.append(
-                f"| {CELLS[name].title} | {rates} | {each['lr']:.3g} | {'yes' if each['further'] else 'no'} | {len(each['rounds'])}"
-                f" | {each['accuracy']:.2%} | {each['seconds']:.0f} | {place} |"
-            )
+    for name, cell in CELLS.items():
+        if name not in found:
+            continue
+        each = found[name]
+        rates = dict.fromkeys(f"{lane['lr']:.3g}" for lane in each["lanes"])
+        entries = [
+            cell.title,
+            ", ".join(rates),
+            f"{each['lr']:.3g}",
+            "yes" if each["further"] else "no",
+            f"{len(each['rounds'])}",
+            f"{each['accuracy']:.2%}",
+            f"{each['seconds']:.0f}",
+            f"{machines.index(_machine(each)) + 1}",
+        ]
+        lines.append(f"| {' | '.join(entries)} |")
     return "\n".join(lines)

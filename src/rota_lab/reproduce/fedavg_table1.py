@@ -1,6 +1,7 @@
-"""FedAvg's rounds to a target accuracy on MNIST (McMahan et al. 2017, Table 1; S0): the effect of the clients a round, C, and the batch, B.
+"""FedAvg's rounds to a target accuracy on MNIST (McMahan et al. 2017, Table 1; S0).
 
-Each cell is a race between learning rates (race.py; fedavg_cells.py has the cells). A finished cell is kept, and is not run again.
+The table shows the effect of the clients per round, C, and the batch, B. Each cell is a race
+between learning rates (race.py; fedavg_cells.py has the cells). A finished cell is not run again.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def fedavg_table1(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """FedAvg's rounds to 97 % (2NN) and 99 % (CNN) of MNIST, for five C and two B, IID and not: McMahan's Table 1.
+    """FedAvg's rounds to 97 % (2NN) and 99 % (CNN) on MNIST, IID and not: McMahan's Table 1.
 
-    With `out` every finished cell is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
-    already.
+    Finished cells are kept in `out`, and are not run again. `minutes` limits the time; 0 runs
+    nothing and returns what is finished.
     """
     files = [] if quick else results(out, "fedavg-table1")
     runner = start(files, CELLS, minutes, device, precision, say)
@@ -68,16 +69,10 @@ def fedavg_table1(
         return Track(column, runner.device, precision)
 
     def run(track: Track, cell: Cell) -> tuple[Found, str]:
-        middle = around(cell, runner.found)
-        plan = QUICK[cell.name] if quick else tuning(cell, known=middle is not None)
-        lanes = tune(
-            track,
-            cell,
-            MIDDLE[cell.column] if middle is None else middle,
-            plan,
-            runner.deadline,
-            say,
-        )
+        known = around(cell, runner.found)
+        middle = MIDDLE[cell.column] if known is None else known
+        plan = QUICK[cell.name] if quick else tuning(cell, known=known is not None)
+        lanes = tune(track, cell, middle, plan, runner.deadline, say)
         numbers = outcome(cell, lanes, plan)
         return numbers, summary(numbers)
 
@@ -86,38 +81,35 @@ def fedavg_table1(
 
 
 class Track:
-    """A column's engine, with a task for every rate of its grid and every seed: races of all its cells run on it."""
+    """A column's engine, with a task per learning rate and seed. All races of the column use it."""
 
     def __init__(self, column: Column, device: str, precision: str) -> None:
         network = NETWORKS[column.model]
         federation = data.mnist(PARTITIONS[column.split](CLIENTS), seed=SEED)
         if not column.raw:
-            federation = replace(
-                federation, train=centred(federation.train), test=centred(federation.test)
-            )
+            train, test = centred(federation.train), centred(federation.test)
+            federation = replace(federation, train=train, test=test)
         self.grid = range(MIDDLE[column] - REACH, MIDDLE[column] + REACH + 1)
-        tasks = [
-            Task(
-                network.model,
-                federation,
-                lr=lr(k),
-                batch=column.batch,
-                epochs=network.epochs,
-                name=f"{lr(k):.3g}, seed {seed}",
-            )
-            for seed in range(SEEDS)
-            for k in self.grid
-        ]
+        plain = Task(network.model, federation, batch=column.batch, epochs=network.epochs)
+        tasks = []
+        for seed in range(SEEDS):
+            for k in self.grid:
+                name = f"{lr(k):.3g}, seed {seed}"
+                tasks.append(replace(plain, lr=lr(k), name=name))
         self.experiment = Experiment(tasks, Cohorts((0,) * len(tasks)), FedAvg(), seed=SEED)
         self.engine = make("auto", Experiment(tasks, seed=SEED), device, precision)
 
     def lanes(self, rates: set[int], seeds: int) -> list[Lane]:
-        """New lanes of these rates. A lane's number, so its start, its cohorts and its mini-batches, depends on its rate and seed alone."""
-        return [
-            Lane(k, seed, seed * len(self.grid) + k - self.grid[0])
-            for k in sorted(rates)
-            for seed in range(seeds)
-        ]
+        """New lanes for these rates.
+
+        A lane's task depends on its rate and seed alone, and so do its start, its cohorts and its
+        mini-batches.
+        """
+        lanes = []
+        for k in sorted(rates):
+            for seed in range(seeds):
+                lanes.append(Lane(k, seed, seed * len(self.grid) + k - self.grid[0]))
+        return lanes
 
 
 def centred(part: Part) -> Part:
@@ -133,7 +125,7 @@ def lr(k: int) -> float:
 def tune(
     track: Track, cell: Cell, middle: int, plan: Tuning, deadline: float, say: Callable[[str], None]
 ) -> list[Lane]:
-    """Race rates around the middle, then neighbours of the best one, until both of its own have been tried."""
+    """Race rates around the middle, then the best rate's neighbours, until both have been tried."""
     paper, target = cell.paper or 0, NETWORKS[cell.column.model].target
     lanes: list[Lane] = []
     rates = {middle + step for step in plan.rates} & set(track.grid)
@@ -158,56 +150,52 @@ def tune(
 
 
 def further(lanes: list[Lane]) -> set[int]:
-    """The best rate's neighbours that have not had a fair try; where no rate has reached the target, only those beyond all tried."""
+    """The neighbours of the best rate that have not had a fair try.
+
+    If no rate has reached the target, only neighbours beyond all tried rates count.
+    """
     best, tried = winner(lanes), {lane.rate for lane in lanes}
     if mean_rounds(by_rate(lanes)[best]) is None:
-        return {best + step for step, edge in ((-1, min(tried)), (1, max(tried))) if best == edge}
+        return {best - 1, best + 1} - set(range(min(tried), max(tried) + 1))
     return {best - 1, best + 1} - {lane.rate for lane in lanes if lane.why != BEHIND}
 
 
 def news(cell: Cell, lanes: list[Lane], say: Callable[[str], None]) -> Callable[[int], None]:
-    """A line of progress now and then."""
+    """A function that reports progress now and then."""
     last = time.monotonic()
 
     def watch(now: int) -> None:
         nonlocal last
         if time.monotonic() - last > PAUSE:
             last = time.monotonic()
-            best, running = (
-                max(lanes, key=lambda lane: lane.best),
-                sum(not lane.why for lane in lanes),
-            )
-            say(
-                f"{cell.name}: round {now}, {running} models, at best {best.best:.2%} (lr {lr(best.rate):.3g})"
-            )
+            best = max(lanes, key=lambda lane: lane.best)
+            running = sum(not lane.why for lane in lanes)
+            words = f"{running} models, at best {best.best:.2%} (lr {lr(best.rate):.3g})"
+            say(f"{cell.name}: round {now}, {words}")
 
     return watch
 
 
 def around(cell: Cell, found: dict[str, Found]) -> int | None:
-    """The best rate of the cell in its column with the nearest C that is done, C = 0 last."""
-    done = [
-        other for other in CELLS.values() if other.column == cell.column and other.name in found
-    ]
-    if not done:
+    """The best rate of the finished cell in this column with the nearest C; C = 0 comes last."""
+    column = [other for other in CELLS.values() if other.column == cell.column]
+    finished = [other for other in column if other.name in found]
+    if not finished:
         return None
-    nearest = min(
-        done, key=lambda other: (other.fraction == 0, abs(other.fraction - cell.fraction))
-    )
-    return int(found[nearest.name]["best"])
+
+    def distance(other: Cell) -> tuple[bool, float]:
+        return other.fraction == 0, abs(other.fraction - cell.fraction)
+
+    return int(found[min(finished, key=distance).name]["best"])
 
 
 def outcome(cell: Cell, lanes: list[Lane], plan: Tuning) -> Found:
     """A finished cell in numbers."""
     best = winner(lanes)
-    return {
-        "paper": cell.paper,
-        "best": best,
-        "lr": lr(best),
-        "rounds": [lane.rounds for lane in lanes if lane.rate == best],
-        "accuracy": max(lane.best for lane in lanes if lane.rate == best),
-        "further": plan.further,
-        "lanes": [
+    winners = [lane for lane in lanes if lane.rate == best]
+    table = []
+    for lane in sorted(lanes, key=lambda lane: (lane.rate, lane.seed)):
+        table.append(
             {
                 "lr": lr(lane.rate),
                 "seed": lane.seed,
@@ -216,6 +204,13 @@ def outcome(cell: Cell, lanes: list[Lane], plan: Tuning) -> Found:
                 "tested_to": lane.played,
                 "why": lane.why,
             }
-            for lane in sorted(lanes, key=lambda lane: (lane.rate, lane.seed))
-        ],
+        )
+    return {
+        "paper": cell.paper,
+        "best": best,
+        "lr": lr(best),
+        "rounds": [lane.rounds for lane in winners],
+        "accuracy": max(lane.best for lane in winners),
+        "further": plan.further,
+        "lanes": table,
     }

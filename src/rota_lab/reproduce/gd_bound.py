@@ -2,9 +2,10 @@
 
     F c-strongly convex and L-smooth, lr <= 1/L:   F(x_t) - F* <= (1 - lr c)^t (F(x_0) - F*)
 
-Gradient descent is FedAvg with one client that takes one full-batch step a round; m workers that take one such step each are
-synchronous distributed SGD, whose average step is the same. Both problems are linear models with float64 weights, so that L, c
-and F* are known and rounding stays small: least squares with chosen eigenvalues, and logistic regression on real data.
+Gradient descent is FedAvg with one client that takes one full-batch step per round. With m workers
+that take one such step each it is synchronous distributed SGD, whose average step is the same. Both
+problems are linear models with float64 weights, so that L, c and F* are known and rounding stays
+small: least squares with chosen eigenvalues, and logistic regression on real data.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from rota_lab.reproduce.result import Result, Row, over_seeds
 RATES = (0.1, 0.5, 1.0, 1.5, 2.1)
 """The learning rates, in units of 1/L."""
 TOLERANCE = 1e-14
-"""What rounding may add to F(x_t) - F*: F is of order 1, so that is some 50 units in its last place."""
+"""What rounding may add to F(x_t) - F*: some 50 units in the last place, as F is of order 1."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A linear model's mean loss over examples plus ridge/2 |w|^2; `smooth` is L, `convex` c, `best` F*.
+    """A linear model's mean loss over examples, plus ridge/2 |w|^2.
 
-    `loss` takes the model's outputs (prediction, penalty). `mean` is the loss's derivative without the target: d loss / d z = mean(z) - y.
+    `smooth` is L, `convex` is c, `best` is F*. `loss` takes the model's outputs (prediction,
+    penalty). `mean` gives the loss's derivative by the prediction: d loss / d z = mean(z) - y.
     """
 
     name: str
@@ -59,13 +61,12 @@ class Problem:
 
     def gradient(self, w: Array) -> Array:
         """The gradient of F, written out."""
-        return np.asarray(
-            self.x.T @ (self.mean(self.x @ w) - self.y) / len(self.y) + self.ridge * w
-        )
+        error = self.mean(self.x @ w) - self.y
+        return np.asarray(self.x.T @ error / len(self.y) + self.ridge * w)
 
 
 class Linear(nn.Module):
-    """Predictions x w, and beside each the penalty ridge/2 |w|^2, so that a loss of one number an example can hold it."""
+    """Predictions x w, each with the penalty ridge/2 |w|^2, which the loss of an example adds."""
 
     def __init__(self, start: Array, ridge: float) -> None:
         super().__init__()
@@ -74,7 +75,8 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = x @ self.weight
-        return torch.stack([z, (self.ridge / 2 * self.weight.square().sum()).expand_as(z)], dim=-1)
+        penalty = self.ridge / 2 * self.weight.square().sum()
+        return torch.stack([z, penalty.expand_as(z)], dim=-1)
 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -84,16 +86,17 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of one logit with targets 0 and 1, plus the penalty."""
-    return (
-        F.binary_cross_entropy_with_logits(outputs[..., 0], targets, reduction="none")
-        + outputs[..., 1]
-    )
+    z, penalty = outputs[..., 0], outputs[..., 1]
+    return F.binary_cross_entropy_with_logits(z, targets, reduction="none") + penalty
 
 
 def quadratic(
     seed: int = 0, convex: float = 0.2, smooth: float = 10.0, size: int = 20, examples: int = 40
 ) -> Problem:
-    """F(w) = 1/2 (w - w*)' A (w - w*), with A's eigenvalues from c to L evenly on a log scale: least squares, A = X'X / n and y = X w*."""
+    """F(w) = 1/2 (w - w*)' A (w - w*), with A's eigenvalues from c to L, evenly on a log scale.
+
+    It is least squares with A = X'X / n and y = X w*.
+    """
     generator = rng.generator(rng.key(seed, "gd-bound", "quadratic"))
     eigenvalues = np.geomspace(convex, smooth, size)
     left, _ = np.linalg.qr(generator.standard_normal((examples, size)))
@@ -101,14 +104,25 @@ def quadratic(
     x = math.sqrt(examples) * left * np.sqrt(eigenvalues) @ right.T
     y = x @ generator.standard_normal(size)
     return Problem(
-        "quadratic", x, y, squared, lambda z: z, 0.0, smooth, convex, 0.0, smooth, workers=4
+        name="quadratic",
+        x=x,
+        y=y,
+        loss=squared,
+        mean=lambda z: z,
+        ridge=0.0,
+        smooth=smooth,
+        convex=convex,
+        best=0.0,
+        smooth_at_best=smooth,
+        workers=4,
     )
 
 
 def breast_cancer(ridge: float = 0.05) -> Problem:
-    """Logistic regression on scikit-learn's breast cancer data (569 examples, 30 standardised features and a constant).
+    """Logistic regression on scikit-learn's breast cancer data.
 
-    The logistic loss's second derivative p (1 - p) is at most 1/4, so L = lambda_max(X'X) / (4n) + ridge; c = ridge.
+    There are 569 examples of 30 standardised features and a constant. The second derivative of the
+    logistic loss, p (1 - p), is at most 1/4, so L = lambda_max(X'X) / (4n) + ridge; c = ridge.
     """
     from sklearn.datasets import load_breast_cancer
 
@@ -118,7 +132,17 @@ def breast_cancer(ridge: float = 0.05) -> Problem:
     smooth = float(np.linalg.eigvalsh(x.T @ x)[-1]) / (4 * len(y)) + ridge
     best, curvature = newton(x, y, ridge)
     return Problem(
-        "logistic", x, y, logistic, sigmoid, ridge, smooth, ridge, best, curvature, workers=5
+        name="logistic",
+        x=x,
+        y=y,
+        loss=logistic,
+        mean=sigmoid,
+        ridge=ridge,
+        smooth=smooth,
+        convex=ridge,
+        best=best,
+        smooth_at_best=curvature,
+        workers=5,
     )
 
 
@@ -127,9 +151,10 @@ def sigmoid(z: Array) -> Array:
 
 
 def newton(x: Array, y: Array, ridge: float) -> tuple[float, float]:
-    """Ridge logistic regression's minimum F* and the Hessian's largest eigenvalue there, by Newton's method with halved steps.
+    """Ridge logistic regression's minimum F*, and the Hessian's largest eigenvalue there.
 
-    It shares no code with the engine. It stops at a gradient g of rounding size: F(w) - F* <= |g|^2 / 2c is then far below F's rounding.
+    Newton's method with halved steps, which shares no code with the engine. It stops when the
+    gradient g is of rounding size: F(w) - F* <= |g|^2 / 2c is then far below F's rounding.
     """
 
     def value(w: Array) -> float:
@@ -152,7 +177,7 @@ def newton(x: Array, y: Array, ridge: float) -> tuple[float, float]:
 
 
 class Trace(NamedTuple):
-    """Gradient descent's trace: F(x_t) - F* for t = 0..T, and the iterates [T + 1, size]."""
+    """What gradient descent passes: F(x_t) - F* for t = 0..T, and the iterates [T + 1, size]."""
 
     gap: Array
     iterates: Array
@@ -160,9 +185,8 @@ class Trace(NamedTuple):
 
 def start_of(problem: Problem, seed: int) -> Array:
     """A random starting point."""
-    return np.asarray(
-        rng.generator(rng.key(seed, "gd-bound", "start")).standard_normal(problem.x.shape[1])
-    )
+    generator = rng.generator(rng.key(seed, "gd-bound", "start"))
+    return np.asarray(generator.standard_normal(problem.x.shape[1]))
 
 
 def descend(
@@ -173,18 +197,21 @@ def descend(
     workers: int = 1,
     engine: str = "sequential",
 ) -> Trace:
-    """Full-batch gradient descent as rota's rounds: every worker holds an equal piece of the examples and takes one step a round."""
+    """Full-batch gradient descent as rota's rounds.
+
+    Each worker holds an equal piece of the examples, and takes one step per round.
+    """
     x, y = torch.from_numpy(problem.x), torch.from_numpy(problem.y)
     cuts = np.linspace(0, len(y), workers + 1).round().astype(np.int64)
     data = Federation(problem.name, Part(x, y, cuts), Part(x, y, cuts[[0, -1]]), classes=0)
     model = Linear(start_of(problem, seed), problem.ridge)
     task = Task(model, data, lr=lr, batch=None, steps=1, loss=problem.loss, score=problem.loss)
     experiment = Experiment([task], Full(), Unbiased(), rounds=steps, seed=seed)
-    machine = make(engine, Experiment([task], devices=experiment.devices, seed=seed), "cpu")
-    state = begin(experiment, machine)
-    value, iterates = [machine.evaluate(state.models)[0].loss], [state.models[0].params.numpy()]
+    trainer = make(engine, experiment, "cpu")
+    state = begin(experiment, trainer)
+    value, iterates = [trainer.evaluate(state.models)[0].loss], [state.models[0].params.numpy()]
     for _ in range(steps):
-        state, record = play(experiment, machine, state)
+        state, record = play(experiment, trainer, state)
         value.append(record["loss"])
         iterates.append(state.models[0].params.numpy())
     return Trace(np.array(value) - problem.best, np.stack(iterates))
@@ -199,19 +226,28 @@ def by_hand(problem: Problem, lr: float, steps: int, seed: int = 0) -> Array:
 
 
 def factor(problem: Problem, lr: float) -> float | None:
-    """The factor by which a step must shrink the gap: 1 - lr c where lr <= 1/L, else 1 - 2 c lr (1 - L lr / 2), None from lr = 2/L on."""
+    """The factor by which a step must shrink the gap.
+
+    It is 1 - lr c where lr <= 1/L, else 1 - 2 c lr (1 - L lr / 2), and None from lr = 2/L on.
+    """
     if lr * problem.smooth <= 1 + 1e-12:
         return 1 - lr * problem.convex
     return sharp(problem, lr) if lr * problem.smooth < 2 else None
 
 
 def sharp(problem: Problem, lr: float) -> float:
-    """1 - 2 c lr (1 - L lr / 2): the proof's factor before it assumes lr <= 1/L, under which 1 - lr c is the larger."""
+    """1 - 2 c lr (1 - L lr / 2): the proof's factor before it assumes lr <= 1/L.
+
+    Where that assumption holds, 1 - lr c is the larger of the two factors.
+    """
     return 1 - 2 * problem.convex * lr * (1 - problem.smooth * lr / 2)
 
 
 def worst_ratio(gap: Array, shrink: float) -> float:
-    """The largest (F(x_t) - F*) / (shrink^t (F(x_0) - F*) + tolerance) over t >= 1: at most 1 where the bound holds."""
+    """The largest (F(x_t) - F*) / (shrink^t (F(x_0) - F*) + tolerance) over t >= 1.
+
+    It is at most 1 where the bound holds.
+    """
     bound = shrink ** np.arange(1, len(gap)) * gap[0]
     return float(np.max(gap[1:] / (bound + TOLERANCE)))
 
@@ -222,7 +258,7 @@ def worst_step(gap: Array) -> float:
 
 
 def gd_bound(quick: bool = False) -> Result:
-    """Gradient descent stays under (1 - lr c)^t (F(x_0) - F*), on a quadratic and on logistic regression."""
+    """Gradient descent stays under its bound (1 - lr c)^t (F(x_0) - F*), on two problems."""
     steps, seeds = (50, 1) if quick else (150, 3)
     rows: list[Row] = []
     charts: list[Chart] = []
@@ -232,53 +268,39 @@ def gd_bound(quick: bool = False) -> Result:
         rates = {f"{rate:g}/L": rate / problem.smooth for rate in RATES}
         if problem.smooth_at_best < problem.smooth:
             rates[f"{RATES[-1]:g}/L*"] = RATES[-1] / problem.smooth_at_best
-        paths = {
-            label: [descend(problem, lr, steps, seed) for seed in range(seeds)]
-            for label, lr in rates.items()
-        }
-        gaps = {label: [path.gap for path in some] for label, some in paths.items()}
+        traces = {}
+        for label, lr in rates.items():
+            traces[label] = [descend(problem, lr, steps, seed) for seed in range(seeds)]
+        gaps = {label: [trace.gap for trace in some] for label, some in traces.items()}
         for label, lr in rates.items():
             rows += _rows(problem, label, factor(problem, lr), gaps[label])
-        same = _same_iterates(problem, paths["1/L"])
+        same = _same_iterates(problem, traces["1/L"])
         rows += same
         checks |= _checks(problem, rates, gaps)
-        claim = f"one client, {problem.workers} workers and gradient descent written out give the same iterates (within 1e-12)"
-        checks[f"{problem.name}: {claim}"] = all(row["high"] < 1e-12 for row in same)
+        who = f"one client, {problem.workers} workers and gradient descent written out"
+        claim = f"{problem.name}: {who} give the same iterates (within 1e-12)"
+        checks[claim] = all(row["high"] < 1e-12 for row in same)
         charts.append(_chart(problem, rates, {label: some[0] for label, some in gaps.items()}))
     text = _text(*problems, steps, gaps[f"{RATES[-1]:g}/L*"])
-    return Result(
-        "gd-bound", "The convergence bound of gradient descent", text, rows, charts, checks, quick
-    )
+    title = "The convergence bound of gradient descent"
+    return Result("gd-bound", title, text, rows, charts, checks, quick)
 
 
 def _rows(problem: Problem, label: str, shrink: float | None, gaps: list[Array]) -> list[Row]:
-    """What is reported of one problem at one learning rate."""
+    """The rows of one problem at one learning rate; without a bound where `shrink` is None."""
     name = f"{problem.name}, lr {label}"
     rows = []
     if shrink is not None:
-        rows.append(
-            over_seeds(
-                f"{name}: gap / bound, largest over t",
-                1.0,
-                [worst_ratio(gap, shrink) for gap in gaps],
-            )
-        )
-    rows.append(
-        over_seeds(
-            f"{name}: factor of a step, largest over t", shrink, [worst_step(gap) for gap in gaps]
-        )
-    )
+        ratios = [worst_ratio(gap, shrink) for gap in gaps]
+        rows.append(over_seeds(f"{name}: gap / bound, largest over t", 1.0, ratios))
+    factors = [worst_step(gap) for gap in gaps]
+    rows.append(over_seeds(f"{name}: factor of a step, largest over t", shrink, factors))
     final = None if shrink is None else shrink ** (len(gaps[0]) - 1)
-    rows.append(
-        over_seeds(f"{name}: last gap / first gap", final, [gap[-1] / gap[0] for gap in gaps])
-    )
-    rows.append(
-        over_seeds(
-            f"{name}: diverged (last gap > first gap)",
-            None if shrink is None else 0.0,
-            [gap[-1] > gap[0] for gap in gaps],
-        )
-    )
+    ends = [gap[-1] / gap[0] for gap in gaps]
+    rows.append(over_seeds(f"{name}: last gap / first gap", final, ends))
+    never = None if shrink is None else 0.0
+    diverged = [gap[-1] > gap[0] for gap in gaps]
+    rows.append(over_seeds(f"{name}: diverged (last gap > first gap)", never, diverged))
     return rows
 
 
@@ -286,90 +308,89 @@ def _checks(
     problem: Problem, rates: dict[str, float], gaps: dict[str, list[Array]]
 ) -> dict[str, bool]:
     """The source's claims about one problem, over all starting points."""
-    bounded = {
-        label: shrink for label, lr in rates.items() if (shrink := factor(problem, lr)) is not None
-    }
-    under = all(
-        worst_ratio(gap, shrink) <= 1 for label, shrink in bounded.items() for gap in gaps[label]
-    )
-    each = all(
-        worst_step(gap) <= sharp(problem, rates[label]) for label in bounded for gap in gaps[label]
-    )
+    bounded: list[str] = []
+    under = each = True
+    for label, lr in rates.items():
+        shrink = factor(problem, lr)
+        if shrink is None:
+            continue
+        bounded.append(label)
+        under &= all(worst_ratio(gap, shrink) <= 1 for gap in gaps[label])
+        each &= all(worst_step(gap) <= sharp(problem, lr) for gap in gaps[label])
+    name, bound = problem.name, "1 - 2 c lr (1 - L lr / 2)"
     checks = {
-        f"{problem.name}: the gap is under the bound at every step, for lr {', '.join(bounded)}": under,
-        f"{problem.name}: every single step multiplies the gap by 1 - 2 c lr (1 - L lr / 2) or less": each,
+        f"{name}: the gap is under the bound at every step, for lr {', '.join(bounded)}": under,
+        f"{name}: every single step multiplies the gap by {bound} or less": each,
     }
-    if (
-        problem.smooth_at_best == problem.smooth
-    ):  # the curvature is L everywhere, so nothing stops a step that is too long
-        beyond = [gap for label in rates.keys() - bounded.keys() for gap in gaps[label]]
-        checks[f"{problem.name}: lr {RATES[-1]:g}/L, above 2/L, diverges"] = all(
-            gap[-1] > gap[0] for gap in beyond
-        )
+    # where the curvature is L everywhere, nothing stops a step that is too long
+    if problem.smooth_at_best == problem.smooth:
+        beyond = [gap for label in rates if label not in bounded for gap in gaps[label]]
+        diverged = all(gap[-1] > gap[0] for gap in beyond)
+        checks[f"{name}: lr {RATES[-1]:g}/L, above 2/L, diverges"] = diverged
     return checks
 
 
-def _same_iterates(problem: Problem, paths: list[Trace]) -> list[Row]:
-    """How far one client's iterates at lr 1/L are from those of several workers, and from gradient descent written out."""
-    lr, steps = 1 / problem.smooth, len(paths[0].gap) - 1
-    apart = []
-    for seed, path in enumerate(paths):
-        others = (
-            descend(problem, lr, steps, seed, problem.workers).iterates,
-            by_hand(problem, lr, steps, seed),
-        )
-        apart.append([float(np.abs(path.iterates - other).max()) for other in others])
-    workers, numpy = zip(*apart, strict=True)
+def _same_iterates(problem: Problem, traces: list[Trace]) -> list[Row]:
+    """How far one client's iterates at lr 1/L are from those of workers, and of numpy."""
+    lr, steps = 1 / problem.smooth, len(traces[0].gap) - 1
+    from_workers, from_numpy = list[float](), list[float]()
+    for seed, trace in enumerate(traces):
+        workers = descend(problem, lr, steps, seed, problem.workers).iterates
+        from_workers.append(float(np.abs(trace.iterates - workers).max()))
+        numpy = by_hand(problem, lr, steps, seed)
+        from_numpy.append(float(np.abs(trace.iterates - numpy).max()))
     name = f"{problem.name}, lr 1/L: largest difference of the iterates, one client against"
     return [
-        over_seeds(f"{name} {problem.workers} workers", 0.0, workers),
-        over_seeds(f"{name} x - lr grad F(x) in numpy", 0.0, numpy),
+        over_seeds(f"{name} {problem.workers} workers", 0.0, from_workers),
+        over_seeds(f"{name} x - lr grad F(x) in numpy", 0.0, from_numpy),
     ]
 
 
 def _chart(problem: Problem, rates: dict[str, float], gaps: dict[str, Array]) -> Chart:
-    """log10 of the gap against t for the first starting point, with the bounds dashed; a line that leaves the picture is cut."""
+    """log10 of the gap against t for the first starting point, with the bounds dashed.
+
+    A line ends where it leaves the picture.
+    """
     lines = []
     for colour, (label, gap) in enumerate(gaps.items()):
         shrink = factor(problem, rates[label])
-        bound = (
-            np.full(len(gap), np.nan) if shrink is None else shrink ** np.arange(len(gap)) * gap[0]
-        )
+        bound = np.full(len(gap), np.nan)
+        if shrink is not None:
+            bound = shrink ** np.arange(len(gap)) * gap[0]
         for name, values, dashed in ((f"lr {label}", gap, False), ("", bound, True)):
             shown = np.flatnonzero((values > TOLERANCE) & (values < 100 * gap[0]))
             if len(shown):
-                lines.append(
-                    Line(name, shown.tolist(), np.log10(values[shown]).tolist(), colour, dashed)
-                )
-    return Chart(
-        problem.name,
-        f"{problem.name}: measured gap (solid), bound (dashed)",
-        "step t",
-        "log10 (F(x_t) - F*)",
-        lines,
-    )
+                y = np.log10(values[shown]).tolist()
+                lines.append(Line(name, shown.tolist(), y, colour, dashed))
+    title = f"{problem.name}: measured gap (solid), bound (dashed)"
+    return Chart(problem.name, title, "step t", "log10 (F(x_t) - F*)", lines)
 
 
 def _text(first: Problem, second: Problem, steps: int, beyond: list[Array]) -> str:
     """What was run, in words."""
     ends = "; ".join(f"{gap[-2]:.4f} and {gap[-1]:.4f}" for gap in beyond)
+    top = RATES[-1]
     return f"""
-The theorem of source S0 (the lecture "Distributed Machine Learning", 18786 recitation, 11 April 2025): for a c-strongly convex, L-smooth F
-and a learning rate lr <= 1/L, full-batch gradient descent keeps `F(x_t) - F* <= (1 - lr c)^t (F(x_0) - F*)`.
-Before that assumption its proof has the factor `1 - 2 c lr (1 - L lr / 2)`, which shrinks
-the gap for every lr < 2/L: the bound used here for lr 1.5/L. The source's numbers are upper limits.
+The theorem of source S0 (the lecture "Distributed Machine Learning", 18786 recitation, 11 April
+2025): for a c-strongly convex, L-smooth F and a learning rate lr <= 1/L, full-batch gradient
+descent keeps `F(x_t) - F* <= (1 - lr c)^t (F(x_0) - F*)`. Before the proof uses the limit on lr,
+its factor is `1 - 2 c lr (1 - L lr / 2)`, which shrinks the gap for every lr < 2/L. That is the
+bound used here for lr 1.5/L. The source's numbers are upper limits.
 
-Each run is {steps} of rota's own rounds (full participation, one full-batch step a client, unbiased estimate, float64) from a random start:
+Each run is {steps} of rota's own rounds (full participation, one full-batch step per client,
+unbiased estimate, float64) from a random start:
 
-- **{first.name}**: least squares on {len(first.y)} examples whose Hessian has {first.x.shape[1]} eigenvalues from c = {first.convex:g} to
-  L = {first.smooth:g}; F\\* = 0.
-- **{second.name}**: ridge logistic regression on scikit-learn's breast cancer data ({len(second.y)} examples, {second.x.shape[1]} weights),
-  c = ridge = {second.convex:g}, L = lambda_max(X'X) / 4n + ridge = {second.smooth:.4f}; F\\* = {second.best:.12f} by Newton's method.
+- **{first.name}**: least squares on {len(first.y)} examples. The Hessian has {first.x.shape[1]}
+  eigenvalues from c = {first.convex:g} to L = {first.smooth:g}; F\\* = 0.
+- **{second.name}**: ridge logistic regression on scikit-learn's breast cancer data ({len(second.y)}
+  examples, {second.x.shape[1]} weights); c = ridge = {second.convex:g}, L = lambda_max(X'X) / 4n +
+  ridge = {second.smooth:.4f}; F\\* = {second.best:.12f} by Newton's method.
 
-"Gap" is F(x_t) - F\\*; comparisons allow it an absolute rounding error of {TOLERANCE:g}.
+"Gap" is F(x_t) - F\\*. Comparisons allow it an absolute rounding error of {TOLERANCE:g}.
 
-The logistic loss has the curvature L only at its steepest. At the minimum it is L\\* = {second.smooth_at_best:.4f}, so
-lr {RATES[-1]:g}/L = {RATES[-1] / second.smooth:.3f} is still far below 2/L\\* = {2 / second.smooth_at_best:.3f}, and converges.
-At lr {RATES[-1]:g}/L\\* gradient descent neither settles at the minimum nor runs off to infinity, because the curvature falls further out:
-the last two gaps from each start are {ends}.
+The logistic loss has the curvature L only where it is steepest. At the minimum the curvature is
+L\\* = {second.smooth_at_best:.4f}, so lr {top:g}/L = {top / second.smooth:.3f} is still far below
+2/L\\* = {2 / second.smooth_at_best:.3f}, and converges. At lr {top:g}/L\\* gradient descent neither
+settles at the minimum nor runs off to infinity, because the curvature is lower further out. The
+last two gaps from each start are {ends}.
 """

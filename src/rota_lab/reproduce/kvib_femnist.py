@@ -1,7 +1,8 @@
-"""K-Vib on digits by writer, in three degrees of unbalance (S1, section 4, Figure 5): test loss and accuracy of all samplers.
+"""K-Vib on digits by writer, in three degrees of imbalance (S1, section 4, Figure 5).
 
-A part is one unbalance and one sampler, from the first seed or from the others; seeds are models of one experiment, which the engine
-trains in the same stacks. A finished part is kept, and is not run again.
+Test loss and accuracy of all samplers. A part is one degree of imbalance and one sampler, with the
+first seed or with the others; the seeds of a part are models of one experiment, which the engine
+trains in the same stacks. A finished part is not run again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +52,14 @@ from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts,
 from rota_lab.reproduce.result import Result
 
 ROUNDS, EVERY, FRACTION = 500, 10, 0.05
-"""Rounds; a test every so many; the part of the clients that trains in each (S1)."""
+"""The rounds, the rounds between tests, and the fraction of clients that trains per round (S1)."""
 LR, BATCH, EPOCHS = 0.01, 20, 3
 BOUND = 0.1
-"""S1's G, as far as it is known: its number is lost in the text."""
+"""S1's G, as far as it is known: the text has lost its number."""
 SEEDS = ((0,), (1, 2, 3, 4))
-"""Those of a sampler's first part, and of its second."""
+"""The seeds of a sampler's first part, and of its second."""
 SPLIT = 0
-"""The seed of the split into unequal clients: one for all runs, as S1 has one."""
+"""The seed of the split into unequal clients, the same for all runs, as in S1."""
 QUICK_ROUNDS, QUICK_EVERY, QUICK_TESTS, QUICK_METHODS = 6, 2, 1000, ("uniform", "kvib", "vrb")
 PAUSE = 15.0
 """Seconds between two lines of progress."""
@@ -83,14 +85,15 @@ METHODS: dict[str, Callable[[int], tuple[Sampler, Estimator]]] = {
     "ocs": lambda budget: (Ocs(budget, round(budget * 32 / 3)), Unbiased()),
     "optimal": lambda budget: (Optimal(budget), Unbiased()),
 }
-"""Samplers by name, from the budget, with their estimators; the most telling first, the dearest last. OCS's cohort is Chen's 32 for 3."""
+"""Samplers with their estimators, as functions of the budget: the most telling first, the dearest
+last. OCS has the cohort of Chen et al.: 32 clients for a budget of 3."""
 FIRST = ("uniform", "kvib", "vrb", "mabs", "avare")
-"""What S1 compares: run before all others."""
+"""The samplers that S1 compares; they run before all others."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part: an unbalance (S1's v1, v2, v3), a sampler, and seeds."""
+    """A degree of imbalance (S1's v1, v2, v3), a sampler, and seeds."""
 
     version: int
     method: str
@@ -104,53 +107,47 @@ class Part:
 
     @property
     def when(self) -> str:
-        """Its seeds in a word."""
-        return (
-            f"seed{self.seeds[0]}"
-            if len(self.seeds) == 1
-            else f"seeds{self.seeds[0]}-{self.seeds[-1]}"
-        )
+        """The seeds as a word."""
+        if len(self.seeds) == 1:
+            return f"seed{self.seeds[0]}"
+        return f"seeds{self.seeds[0]}-{self.seeds[-1]}"
 
     @property
     def words(self) -> set[str]:
-        """What `--only` may call it."""
+        """What `--only` may call the part."""
         version = f"v{self.version}"
-        return {
-            self.name,
-            version,
-            self.method,
-            self.when,
-            f"{version}-{self.method}",
-            f"{version}-{self.when}",
-        }
+        pairs = {f"{version}-{self.method}", f"{version}-{self.when}"}
+        return {self.name, version, self.method, self.when} | pairs
 
 
 def parts(quick: bool = False) -> list[Part]:
-    """All parts, in the order they are run in: one seed of what S1 compares, of the others, then their other seeds."""
+    """All parts, in the order in which they run.
+
+    The first seed comes before the others; for the same seeds, the samplers that S1 compares come
+    before the others.
+    """
+    out = []
     if quick:
-        return [
-            Part(1, method, (seed,), QUICK_ROUNDS, QUICK_EVERY)
-            for seed in range(2)
-            for method in QUICK_METHODS
-        ]
-    others = [method for method in METHODS if method not in FIRST]
-    waves = [(seeds, methods) for seeds in SEEDS for methods in (FIRST, others)]
-    return [
-        Part(version, method, seeds)
-        for seeds, methods in waves
-        for version in UNBALANCED
-        for method in methods
-    ]
+        for seed in range(2):
+            for method in QUICK_METHODS:
+                out.append(Part(1, method, (seed,), QUICK_ROUNDS, QUICK_EVERY))
+        return out
+    others = tuple(method for method in METHODS if method not in FIRST)
+    for seeds, methods in product(SEEDS, (FIRST, others)):
+        for version, method in product(UNBALANCED, methods):
+            out.append(Part(version, method, seeds))
+    return out
 
 
 WRITERS, IMAGES = 539, 111.3
-"""Of MNIST by writer, and how many each has in the mean."""
+"""The writers of MNIST, and the mean number of images per writer."""
 SECONDS = {"cuda": (6e-7, 9e-3, 0.006), "cpu": (2.5e-4, 0.0, 4.5)}
-"""To plan by, measured on one H200 (in tf32) and on two cores: seconds to train on one image, of a round at least, and of a test."""
+"""Rough costs on one H200 (in tf32) and on two cores: the seconds of training on one image, of the
+shortest round, and of a test."""
 
 
 def images(part: Part) -> float:
-    """The images that one run of a part trains on in a round, at most and roughly."""
+    """Roughly the largest number of images that one run of a part trains on in a round."""
     whole, small = UNBALANCED[part.version]
     everybody = WRITERS * (whole * IMAGES + (1 - whole) * small)
     budget = FRACTION * WRITERS
@@ -160,25 +157,21 @@ def images(part: Part) -> float:
 
 
 def seconds(part: Part, device: str) -> float:
-    """What a part takes, roughly. A GPU's rounds and tests take the same for several seeds together."""
+    """The rough time of a part. The shortest round takes as long for several seeds as for one."""
     image, least, test = SECONDS[device]
-    runs = len(part.seeds)
-    return (
-        part.rounds * (least + runs * image * images(part)) + part.rounds / part.every * runs * test
-    )
+    runs, tests = len(part.seeds), part.rounds / part.every
+    return part.rounds * (least + runs * image * images(part)) + tests * runs * test
 
 
 def estimate(only: str | None = None) -> list[str]:
     """How much work the parts are, as lines."""
     some = chosen(only, parts())
-    lines = [
-        f"{'part':32}{'runs':>5}{'images a round':>16}{'s, one H200':>13}{'min, two cores':>16}"
-    ]
+    head = f"{'part':32}{'runs':>5}{'images per round':>18}"
+    lines = [f"{head}{'s, one H200':>13}{'min, two cores':>16}"]
     for part in some:
         gpu, cpu = seconds(part, "cuda"), seconds(part, "cpu") / 60
-        lines.append(
-            f"{part.name:32}{len(part.seeds):5}{images(part):16,.0f}{gpu:13,.0f}{cpu:16,.0f}"
-        )
+        line = f"{part.name:32}{len(part.seeds):5}{images(part):18,.0f}"
+        lines.append(f"{line}{gpu:13,.0f}{cpu:16,.0f}")
     runs = sum(len(part.seeds) for part in some)
     gpu, cpu = (sum(seconds(part, device) for part in some) for device in ("cuda", "cpu"))
     total = f"roughly {gpu / 60:.0f} minutes of one H200, or {cpu / 3600:.0f} hours of two cores"
@@ -195,10 +188,10 @@ def kvib_femnist(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """K-Vib against 18 rivals on digits by writer, in three degrees of unbalance: test loss and accuracy (S1 Figure 5).
+    """K-Vib against 18 rivals on digits by writer, in three degrees of imbalance (S1 Figure 5).
 
-    With `out` every finished part is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
-    already.
+    Finished parts are kept in `out`, and are not run again. `minutes` limits the time; 0 runs
+    nothing and returns what is finished.
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
     files = [] if quick else results(out, "kvib-femnist")
@@ -207,26 +200,23 @@ def kvib_femnist(
     def load(kind: tuple[int, tuple[int, ...]]) -> Track:
         version, seeds = kind
         say(f"v{version}: loading")
-        return Track(
-            federation(version, QUICK_TESTS if quick else None), seeds, runner.device, precision
-        )
+        data = federation(version, QUICK_TESTS if quick else None)
+        return Track(data, seeds, runner.device, precision)
 
     def run(track: Track, part: Part) -> tuple[Found, str]:
         runs = track.run(part, runner.deadline, news(part, say))
-        return outcome(
-            part, track, runs
-        ), f"accuracy {np.mean([run['accuracy'][-1] for run in runs]):.2%}"
+        accuracy = np.mean([numbers["accuracy"][-1] for numbers in runs])
+        return outcome(part, track, runs), f"accuracy {accuracy:.2%}"
 
     run_parts(runner, wanted, lambda part: (part.version, part.seeds), load, run)
     everything = [part.name for part in parts(quick)]
-    return report(
-        {name: runner.found[name] for name in everything if name in runner.found}, everything, quick
-    )
+    found = {name: runner.found[name] for name in everything if name in runner.found}
+    return report(found, everything, quick)
 
 
 @cache
 def federation(version: int, tests: int | None = None) -> Federation:
-    """MNIST by writer with S1's unbalance; tested on the first so many test images, or on all."""
+    """MNIST by writer with S1's imbalance, and all test images or the first `tests` of them."""
     whole = data.mnist_writers(unbalanced(version), seed=SPLIT)
     if tests is None:
         return whole
@@ -235,19 +225,15 @@ def federation(version: int, tests: int | None = None) -> Federation:
 
 
 class Track:
-    """An unbalance's engine, with a model for each of some seeds: all samplers run on it."""
+    """The engine of one degree of imbalance, with a model per seed. All samplers run on it."""
 
     def __init__(
         self, federation: Federation, seeds: tuple[int, ...], device: str, precision: str
     ) -> None:
         self.seeds = seeds
         self.budget = max(1, round(FRACTION * federation.clients))
-        self.tasks = [
-            Task(
-                models.kvib_cnn, federation, lr=LR, batch=BATCH, epochs=EPOCHS, name=f"seed {seed}"
-            )
-            for seed in seeds
-        ]
+        task = Task(models.kvib_cnn, federation, lr=LR, batch=BATCH, epochs=EPOCHS)
+        self.tasks = [replace(task, name=f"seed {seed}") for seed in seeds]
         self.engine = make("auto", Experiment(self.tasks, seed=seeds[0]), device, precision)
 
     def run(
@@ -256,9 +242,11 @@ class Track:
         deadline: float = math.inf,
         watch: Callable[[int, float], None] = lambda *_: None,
     ) -> list[dict[str, Any]]:
-        """The seeds' runs: loss and accuracy of every test, bytes until then (the mean of the seeds), clients a round.
+        """The runs of the seeds in numbers, each with a curve of tests.
 
-        From the round on in which none of its clients' updates is finite, a model has no loss.
+        A test has the loss, the accuracy, and the bytes until then (the mean over the seeds).
+        `clients` is the mean number of clients per round. A model has no loss from the first round
+        in which none of its clients' updates is finite.
         """
         sampler, estimator = METHODS[part.method](self.budget)
         experiment = Experiment(
@@ -269,49 +257,39 @@ class Track:
             seed=self.seeds[0],
             evaluate=part.rounds + 1,
         )
+        runs: list[dict[str, Any]] = []
+        for seed in self.seeds:
+            runs.append({"seed": seed, "loss": [], "accuracy": [], "bytes": []})
         names, state = experiment.names, begin(experiment, self.engine)
-        trained, broken = np.zeros(len(names)), np.zeros(len(names), bool)
-        tests = []
+        drawn, broken = np.zeros(len(names)), np.zeros(len(names), bool)
         for now in range(1, part.rounds + 1):
             in_time(deadline)
             if not broken.all():
                 state, line = play(experiment, self.engine, state)
-                drawn = np.array([len(line["cohort"][name]) for name in names])
-                trained += drawn
-                broken |= (drawn > 0) & (
-                    np.array([line["models"][name]["trained"] for name in names]) == 0
-                )
+                cohort = np.array([len(line["cohort"][name]) for name in names])
+                trained = np.array([line["models"][name]["trained"] for name in names])
+                drawn += cohort
+                broken |= (cohort > 0) & (trained == 0)
             if now % part.every == 0:
-                tests.append(
-                    (
-                        self.engine.evaluate(state.models),
-                        broken.copy(),
-                        state.bytes_up + state.bytes_down,
-                    )
-                )
-                watch(now, float(np.mean([score.accuracy for score in tests[-1][0]])))
-        return [
-            {
-                "seed": seed,
-                "loss": [
-                    None if gone[place] else finite(_short(scores[place].loss))
-                    for scores, gone, _ in tests
-                ],
-                "accuracy": [_short(scores[place].accuracy) for scores, _, _ in tests],
-                "bytes": [round(total / len(self.seeds)) for _, _, total in tests],
-                "clients": _short(trained[place] / max(state.round, 1)),
-            }
-            for place, seed in enumerate(self.seeds)
-        ]
+                scores = self.engine.evaluate(state.models)
+                total = state.bytes_up + state.bytes_down
+                for run, score, gone in zip(runs, scores, broken.tolist(), strict=True):
+                    run["loss"].append(None if gone else finite(_short(score.loss)))
+                    run["accuracy"].append(_short(score.accuracy))
+                    run["bytes"].append(round(total / len(self.seeds)))
+                watch(now, float(np.mean([score.accuracy for score in scores])))
+        for run, clients in zip(runs, drawn.tolist(), strict=True):
+            run["clients"] = _short(clients / max(state.round, 1))
+        return runs
 
 
 def _short(value: float) -> float:
-    """Five digits of a number."""
+    """A number to five significant digits."""
     return float(f"{value:.5g}")
 
 
 def news(part: Part, say: Callable[[str], None]) -> Callable[[int, float], None]:
-    """A line of progress now and then."""
+    """A function that reports progress now and then."""
     last = time.monotonic()
 
     def watch(now: int, accuracy: float) -> None:
@@ -324,7 +302,7 @@ def news(part: Part, say: Callable[[str], None]) -> Callable[[int, float], None]
 
 
 def outcome(part: Part, track: Track, runs: list[dict[str, Any]]) -> Found:
-    """A finished part in numbers, but for how it was run."""
+    """A finished part in numbers."""
     sizes = np.sort(track.tasks[0].roster.sizes)[::-1]
     large = round(UNBALANCED[part.version][0] * len(sizes))
     split = {

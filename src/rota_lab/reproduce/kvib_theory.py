@@ -1,6 +1,7 @@
-"""K-Vib's theory on its Synthetic task (S1, section 4 and App. F): variance and dynamic regret against the rivals, budgets and gamma.
+"""K-Vib's theory on its Synthetic task (S1, section 4 and App. F).
 
-A part is one sampler at one budget, run from several seeds. A finished part is kept, and is not run again.
+Variance and dynamic regret, against the rivals, the budget and gamma. A part is one sampler at one
+budget with several seeds. A finished part is not run again.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from rota_lab.reproduce.result import Result
 
 ROUNDS, BUDGET = 500, 10
 MORE = ("osmd", "osmd-adaptive", "osmd-independent")
-"""Rivals that S1 names and does not run."""
+"""Rivals that S1 names but does not run."""
 BUDGETS = (5, 20, 60)
-"""Besides 10."""
+"""The budgets besides BUDGET."""
 BOUNDS = (0.001, 0.003, 0.01, 0.1)
-"""The G that are tried by hand: gamma = G^2 N / (theta K) is from 3.7e-5 to 0.37."""
+"""The G that are tried by hand: gamma = G^2 N / (theta K) goes from 3.7e-5 to 0.37."""
 SEEDS = 5
 FIRST_SEED = 5
-"""On seeds 0 to 4 the form of K-Vib's default gamma was chosen: they would flatter it."""
+"""The form of K-Vib's default gamma was chosen on seeds 0 to 4, which would flatter it."""
 QUICK_ROUNDS, QUICK_SEEDS, QUICK_BUDGETS, QUICK_BOUNDS = 40, 2, (40,), (0.01, 0.1)
 EVERY = 10
-"""Models are tested, and curves kept, every so many rounds."""
+"""The rounds between two tests, and between two points of a curve."""
 SECONDS = 10.0
-"""What a run takes, roughly, on one core."""
+"""The rough time of a run on one core."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A sampler at a budget; `bound` is K-Vib's G where it is given by hand."""
+    """A sampler at a budget; `bound` is K-Vib's G if it is given by hand."""
 
     sampler: str
     budget: int
@@ -55,27 +56,28 @@ class Part:
 
     @property
     def name(self) -> str:
-        return f"{self.sampler}-K{self.budget}" + (f"-G{self.bound:g}" if self.bound else "")
+        bound = f"-G{self.bound:g}" if self.bound else ""
+        return f"{self.sampler}-K{self.budget}{bound}"
 
     @property
     def words(self) -> set[str]:
-        """What `--only` may call it."""
+        """What `--only` may call the part."""
         return {self.name, self.sampler, f"K{self.budget}"} | ({"G"} if self.bound else set())
 
 
 def parts(quick: bool = False) -> list[Part]:
-    """All parts, in the order they are run in."""
+    """All parts, in the order in which they run."""
     seeds, rounds = (QUICK_SEEDS, QUICK_ROUNDS) if quick else (SEEDS, ROUNDS)
-    out = [
-        Part(sampler, BUDGET, seeds, rounds)
-        for sampler in ("kvib", "kvib-full", "optimal", *CLAIMED)
-    ]
-    out += [
-        Part("kvib", BUDGET, seeds, rounds, bound) for bound in (QUICK_BOUNDS if quick else BOUNDS)
-    ]
-    out += [Part(sampler, BUDGET, seeds, rounds) for sampler in MORE]
+    out = []
+    for sampler in ("kvib", "kvib-full", "optimal", *CLAIMED):
+        out.append(Part(sampler, BUDGET, seeds, rounds))
+    for bound in QUICK_BOUNDS if quick else BOUNDS:
+        out.append(Part("kvib", BUDGET, seeds, rounds, bound))
+    for sampler in MORE:
+        out.append(Part(sampler, BUDGET, seeds, rounds))
     for budget in QUICK_BUDGETS if quick else BUDGETS:
-        out += [Part(sampler, budget, seeds, rounds) for sampler in ("kvib", *CLAIMED, *MORE)]
+        for sampler in ("kvib", *CLAIMED, *MORE):
+            out.append(Part(sampler, budget, seeds, rounds))
     return out
 
 
@@ -95,10 +97,10 @@ def kvib_theory(
     minutes: float | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """K-Vib's regret and variance on its Synthetic task, against its rivals, the budget and gamma (S1 Figures 3, 4 and 7).
+    """K-Vib's regret and variance against rivals, budgets and gamma (S1 Figures 3, 4 and 7).
 
-    With `out` every finished part is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
-    already.
+    Finished parts are kept in `out`, and are not run again. `minutes` limits the time; 0 runs
+    nothing and returns what is finished.
     """
     wanted = parts(quick=True) if quick else chosen(only, parts())
     files = [] if quick else results(out, "kvib-theory")
@@ -108,68 +110,59 @@ def kvib_theory(
         return Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
 
     def measure(task: Task, part: Part) -> tuple[Found, str]:
-        runs = [
-            run(part, task, seed, runner.deadline)
-            for seed in range(FIRST_SEED, FIRST_SEED + part.seeds)
-        ]
+        seeds = range(FIRST_SEED, FIRST_SEED + part.seeds)
+        runs = [run(part, task, seed, runner.deadline) for seed in seeds]
         regret = float(np.mean([each["regret"] for each in runs]))
         return asdict(part) | {"runs": runs}, f"regret {regret:.3g}"
 
     run_parts(runner, wanted, lambda _: None, load, measure)
-    everything = parts(quick)
-    return report(
-        {part.name: runner.found[part.name] for part in everything if part.name in runner.found},
-        len(everything),
-        quick,
-    )
+    everything = [part.name for part in parts(quick)]
+    found = {name: runner.found[name] for name in everything if name in runner.found}
+    return report(found, len(everything), quick)
 
 
 def run(part: Part, task: Task, seed: int, deadline: float = math.inf) -> dict[str, Any]:
-    """One run in numbers: sums over its rounds, and at K = 10 curves."""
-    options: dict[str, Any] = {"budget": part.budget} | (
-        {"bound": part.bound} if part.bound else {}
-    )
-    experiment = Experiment(
-        [task], SAMPLERS[part.sampler](**options), rounds=part.rounds, seed=seed, evaluate=EVERY
-    )
-    engine = Once(
-        make("auto", Experiment([task], devices=experiment.devices, seed=seed), "cpu"),
-        experiment.shares,
-    )
+    """One run in numbers: sums over its rounds, and curves if K = 10 and G is not given."""
+    options: dict[str, Any] = {"budget": part.budget}
+    if part.bound:
+        options["bound"] = part.bound
+    sampler = SAMPLERS[part.sampler](**options)
+    experiment = Experiment([task], sampler, rounds=part.rounds, seed=seed, evaluate=EVERY)
+    engine = Once(make("auto", experiment, "cpu"), experiment.shares)
     state, lines = begin(experiment, engine), list[Record]()
-    meter = Meter(
-        ("cost", "regret", "variance", "improvement", "quality"), experiment.sampler, engine
-    )
+    metrics = ("cost", "regret", "variance", "improvement", "quality")
+    meter = Meter(metrics, experiment.sampler, engine)
     while state.round < part.rounds:
         in_time(deadline)
         state, line = play(experiment, engine, state, meter)
         lines.append(line)
     table = columns(lines)
-    tested = range(EVERY - 1, part.rounds, EVERY)
-    out: dict[str, Any] = {
-        name: table[f"{name}_total"][-1] for name in ("cost", "regret", "variance")
-    }
-    out |= {name: float(np.mean(table[name])) for name in ("improvement", "quality")}
-    out |= {
-        "late": sum(table["variance"][part.rounds // 2 :]),
-        "loss": table["loss"][-1],
-        "accuracy": table["accuracy"][-1],
-    }
+    out: dict[str, Any] = {}
+    for name in ("cost", "regret", "variance"):
+        out[name] = table[f"{name}_total"][-1]
+    for name in ("improvement", "quality"):
+        out[name] = float(np.mean(table[name]))
+    out["late"] = sum(table["variance"][part.rounds // 2 :])
+    out["loss"] = table["loss"][-1]
+    out["accuracy"] = table["accuracy"][-1]
     if part.budget == BUDGET and part.bound is None:
-        smooth = {t: np.mean(table["variance"][t + 1 - EVERY : t + 1]) for t in tested}
-        curves: dict[str, Any] = {
-            "regret": table["regret_total"],
-            "variance": smooth,
-            "loss": table["loss"],
+        ends = range(EVERY, part.rounds + 1, EVERY)
+        curves = {
+            "regret": [table["regret_total"][end - 1] for end in ends],
+            "variance": [np.mean(table["variance"][end - EVERY : end]) for end in ends],
+            "loss": [table["loss"][end - 1] for end in ends],
         }
-        out["curves"] = {
-            name: [float(f"{curve[t]:.5g}") for t in tested] for name, curve in curves.items()
-        }
+        for name, curve in curves.items():
+            curves[name] = [float(f"{value:.5g}") for value in curve]
+        out["curves"] = curves
     return out
 
 
 class Once:
-    """An engine for one model that trains everybody once a round, and answers every plan of the round from that: the measures need all."""
+    """An engine for one model that trains every client once per round.
+
+    The metrics need all updates of a round, so every plan of the round is answered from them.
+    """
 
     def __init__(self, engine: Engine, shares: Array) -> None:
         self.engine, self.everybody = engine, draw.everybody(shares)

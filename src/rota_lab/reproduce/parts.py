@@ -1,7 +1,8 @@
-"""The parts of a long reproduction: which are wanted, how long they may take, and the file that keeps the finished ones.
+"""The parts of a long reproduction, and the file that keeps the finished ones.
 
-The file has one line of JSON for each finished part, in the order in which they were finished: the part's name under "part", then its
-numbers. Several processes may append to one file. Where a part has several lines, the last one counts.
+The file has one line of JSON per finished part, in the order in which they finished: the part's
+name under "part", then its numbers. Several processes may append to one file. If a part has
+several lines, the last one counts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which it is kept."""
+        """The name under which the part is kept."""
 
 
 class Choice(Part, Protocol):
@@ -42,7 +43,7 @@ class Choice(Part, Protocol):
 
     @property
     def words(self) -> set[str]:
-        """What `--only` may call it, alone or with others."""
+        """What `--only` may call the part, alone or together with others."""
 
 
 P = TypeVar("P", bound=Part)
@@ -52,22 +53,22 @@ Track = TypeVar("Track")
 
 
 class TimeUp(Exception):
-    """The time that was given is over."""
+    """The given time is over."""
 
 
 def until(minutes: float | None) -> float:
-    """When so many minutes from now are over, on the monotonic clock; None: never."""
+    """The deadline in this many minutes, on the monotonic clock; infinite for None."""
     return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
 def in_time(deadline: float) -> None:
-    """Raise TimeUp from the deadline on."""
+    """Raise TimeUp if the deadline has passed."""
     if time.monotonic() >= deadline:
         raise TimeUp
 
 
 def chosen(only: str | None, parts: list[C]) -> list[C]:
-    """The parts that a list of words, separated by commas, names; all of them where there is none."""
+    """The parts that a comma-separated list of words names; all of them without a list."""
     if not only:
         return parts
     wanted = {word.strip() for word in only.split(",")}
@@ -78,12 +79,15 @@ def chosen(only: str | None, parts: list[C]) -> list[C]:
 
 
 def results(out: Path | None, *names: str) -> list[Path]:
-    """Where the finished parts of these reproductions are kept; nowhere without a folder for results."""
+    """The files of these reproductions' finished parts; none without a folder for results."""
     return [] if out is None else [out / f"{name}.jsonl" for name in names]
 
 
 def read(path: Path) -> dict[str, Found]:
-    """All finished parts of a file, by name. A last line without an end is one whose writer was stopped, and does not count."""
+    """All finished parts in a file, by name.
+
+    A last line without a line end does not count: its writer was stopped while it wrote.
+    """
     try:
         *lines, _ = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -100,33 +104,33 @@ def read(path: Path) -> dict[str, Found]:
         except (ValueError, TypeError, KeyError) as error:
             raise BadInput(
                 f"line {number} of {path} is not a finished part ({error}): "
-                "remove the line to have the part run again"
+                "remove the line, and the part will run again"
             ) from error
     return found
 
 
 def append(path: Path, found: Found) -> None:
-    """Keep a finished part: a whole line, or nothing."""
+    """Add a finished part to a file: a whole line or nothing."""
     line = json.dumps(found, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)  # half a line of a writer that was stopped
+        file.truncate(file.read().rfind(b"\n") + 1)  # cuts off the half line of a stopped writer
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
 
 def left(files: list[Path], parts: Iterable[P]) -> list[P]:
-    """The parts that are not finished yet in any of the files."""
+    """The parts that are not finished in any of the files."""
     finished = {name for path in files for name in read(path)}
     return [part for part in parts if part.name not in finished]
 
 
 @dataclass(frozen=True)
 class Runner:
-    """How a reproduction's parts are run, and those that are finished."""
+    """How a reproduction runs its parts, and the numbers of those that are finished."""
 
     file: Path | None
     found: dict[str, Found]
@@ -144,7 +148,10 @@ def start(
     precision: str,
     say: Callable[[str], None],
 ) -> Runner:
-    """A runner that resumes from the finished parts in `files` and appends to the first of them; without files it keeps nothing."""
+    """A runner that knows the finished parts in `files`, and appends to the first of these files.
+
+    Without files it keeps nothing.
+    """
     kept: dict[str, Found] = {}
     for path in reversed(files):
         kept |= read(path)
@@ -159,9 +166,10 @@ def run_parts(
     load: Callable[[Group], Track],
     run: Callable[[Track, P], tuple[Found, str]],
 ) -> None:
-    """Run the parts that are not finished yet, until the time is up, and keep each as soon as it is finished.
+    """Run the unfinished parts until the time is up, and keep each one as soon as it is finished.
 
-    `run` gives a part's numbers and a few words on them. Parts of one `group` that follow one another share what is loaded for it.
+    `run` returns a part's numbers and a few words on them. Consecutive parts of one `group` share
+    what `load` returns for it.
     """
     unfinished = [part for part in wanted if part.name not in runner.found]
     try:
@@ -171,19 +179,20 @@ def run_parts(
             for part in parts:
                 began = time.monotonic()
                 numbers, words = run(track, part)
+                seconds = round(time.monotonic() - began, 1)
                 runner.found[part.name] = {
                     "part": part.name,
                     **numbers,
-                    "seconds": round(time.monotonic() - began, 1),
+                    "seconds": seconds,
                     "precision": runner.precision,
                     "machine": described(runner.device),
                     "rota": rota.__version__,
                 }
-                runner.say(f"{part.name}: {words}, {runner.found[part.name]['seconds']:.0f} s")
                 if runner.file:
                     append(runner.file, runner.found[part.name])
-            del track  # the next one needs the room
+                runner.say(f"{part.name}: {words}, {seconds:.0f} s")
+            del track  # the next group needs the memory
             gc.collect()
             torch.cuda.empty_cache()
     except TimeUp:
-        runner.say("the time is up: what is finished is kept")
+        runner.say("the time is up: finished parts are kept")

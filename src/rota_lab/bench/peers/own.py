@@ -45,9 +45,7 @@ def main(folder: str, name: str, option: str = "") -> None:
         evaluate=rounds + 1,
     )
     precision = option if option in PRECISIONS else "fp32"
-    engine = make(
-        name, Experiment([task], devices=experiment.devices, seed=work.seed), work.device, precision
-    )
+    engine = make(name, experiment, work.device, precision)
     state = loop.begin(experiment, engine)
     ends = []
     for cohort in work.cohorts:
