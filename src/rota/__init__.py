@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rota import data, estimate, models, sampling
+    from rota.admission import Admission
     from rota.data import Federation, from_clients, partition
     from rota.errors import BadInput
     from rota.experiment import Experiment
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rota.world.devices import Devices
 
 __all__ = [
+    "Admission",
     "Availability",
     "BadInput",
     "Chunk",
@@ -41,6 +43,7 @@ _HOMES = {
     "rota.world.availability": ["Availability"],
     "rota.data": ["Federation", "from_clients", "partition"],
     "rota.world.devices": ["Devices"],
+    "rota.admission": ["Admission"],
     "rota.errors": ["BadInput"],
     "rota.running.run": ["Run", "run"],
     "rota.experiment": ["Experiment"],

@@ -101,7 +101,7 @@ def collect(
     pace = np.array([experiment.tasks[model.task].lr_at(job.now) for model in job.models])
     seen = Seen.nothing(len(plan), pace=(pace / pace.max())[plan.model])
     watchers = {k: p for k, p in experiment.policies.items() if isinstance(p, Watching)}
-    watched = {kind: policy.watch(states[kind], plan) for kind, policy in watchers.items()}
+    watched = {kind: policy.watch(states[kind], job) for kind, policy in watchers.items()}
     sums = estimator.begin(states["estimator"], [model.weights for model in job.models], plan)
     for reply in engine.train(job):
         most = admission.limit(states["admission"], reply.model)
@@ -112,7 +112,7 @@ def collect(
         norms = chunk.norm[chunk.ok]
         states["admission"] = admission.learn(states["admission"], chunk.model, norms)
         for kind, policy in watchers.items():
-            policy.see(watched[kind], plan, chunk)
+            policy.see(watched[kind], job, chunk)
     for kind, policy in watchers.items():
         states[kind] = policy.learn(states[kind], watched[kind])
     return seen, sums

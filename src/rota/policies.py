@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from rota.admission import Admission
 from rota.arrays import Array
 from rota.estimate import ESTIMATORS, SERVERS
-from rota.plan import COLUMNS, Chunk, Model, Plan, Seen, State
+from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State
 from rota.sampling import SAMPLERS
 from rota.world.availability import Availability
 from rota.world.devices import Devices
@@ -28,10 +28,10 @@ EVERYTHING = frozenset({*COLUMNS, "update"})
 class Watching(Protocol):
     """A policy that needs the updates themselves: it gets each admitted chunk as it passes."""
 
-    def watch(self, state: State, plan: Plan) -> Any:
+    def watch(self, state: State, job: Job) -> Any:
         """What is gathered during a round; empty at first."""
 
-    def see(self, watched: Any, plan: Plan, chunk: Chunk) -> None:
+    def see(self, watched: Any, job: Job, chunk: Chunk) -> None:
         """Take one chunk in. The chunk's memory must not be kept, only copies of parts of it."""
 
     def learn(self, state: State, watched: Any) -> State:

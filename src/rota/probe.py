@@ -131,7 +131,7 @@ def probe(
         answers = setting.engine.losses(job, question.examples)
         answers.pace = setting.pace[rows.model]
     else:
-        watched = sampler.watch(memory, rows) if isinstance(sampler, Watching) else None
+        watched = sampler.watch(memory, job) if isinstance(sampler, Watching) else None
         for reply in setting.engine.train(job):
             chunk = admit(reply, job, answers)
             if not len(chunk.rows):
@@ -141,7 +141,7 @@ def probe(
                 norm, recalled = estimator.residual(recalled, rows, chunk)
             answers.add(chunk, norm)
             if isinstance(sampler, Watching):
-                sampler.see(watched, rows, chunk)
+                sampler.see(watched, job, chunk)
         if isinstance(sampler, Watching):
             memory = sampler.learn(memory, watched)
     heard = sampler.hear(memory, rows, answers.only(sees(sampler)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import rota
 from rota.data.federation import Federation
 from rota.data.roster import Roster
 from rota.errors import BadInput, first_line
@@ -63,7 +64,8 @@ def check_kinds(experiment: Experiment) -> None:
         able = all(hasattr(policy, method) for method in kind.methods)
         if isinstance(policy, type) or not able:
             member = kind.members[kind.default]
-            home = ".".join(member.__module__.split(".")[:2])
+            public = member.__name__ in rota.__all__
+            home = "rota" if public else ".".join(member.__module__.split(".")[:2])
             example = f"{home}.{member.__name__}()"
             raise BadInput(f"{name} is {shown(policy)}: give an object such as {example}")
     if not isinstance(experiment.target, float | int | None):

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rota.arrays import Array
-from rota.plan import Chunk, Plan, Seen, State
+from rota.plan import Chunk, Job, Plan, Seen, State
 from rota.sampling import draw, memory
 
 
@@ -88,11 +88,11 @@ class ClusteredSimilarity(ClusteredSize):
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         return state
 
-    def watch(self, state: State, plan: Plan) -> memory.Fresh:
+    def watch(self, state: State, job: Job) -> memory.Fresh:
         return {}
 
-    def see(self, watched: memory.Fresh, plan: Plan, chunk: Chunk) -> None:
-        memory.see(watched, plan, chunk)
+    def see(self, watched: memory.Fresh, job: Job, chunk: Chunk) -> None:
+        memory.see(watched, job.plan, chunk)
 
     def learn(self, state: State, watched: memory.Fresh) -> State:
         return memory.remember(state, watched)
