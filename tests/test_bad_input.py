@@ -77,8 +77,8 @@ MISTAKES = {
     "run fedavg-digits --set =3": "--set takes key=value",
     "run fedavg-digits --set task.5.lr=1": "there is no key 'task.5.lr': the recipe has 1 [[task]], numbered from 0",
     "run fedavg-digits --set task.1=": "there is no key 'task.1': the recipe has 1 [[task]], numbered from 0",
-    "run mmfl-digits --set task.-1=": "there is no key 'task.-1' to take away: known: batch,",
-    "run mmfl-digits --set targt=": "there is no key 'targt' to take away: did you mean 'target'?",
+    "run mmfl-digits --set task.-1=": "there is no key 'task.-1' to remove: known: batch,",
+    "run mmfl-digits --set targt=": "there is no key 'targt' to remove: did you mean 'target'?",
     "run fedavg-digits --set task.0=": "the recipe has no [[task]]: give at least one, with its data and model",
     "run mmfl-digits --set task.1=3": "'task.1' is 3, but it takes a table of options",
     "run fedavg-digits --set task.².lr=3": "unknown key 'task.²'",
@@ -105,13 +105,13 @@ MISTAKES = {
     "run fedavg-digits --set rounds=1.5": "'rounds' is 1.5, but it takes a whole number",
     "run fedavg-digits --set seed=true": "'seed' is true, but it takes a whole number",
     "run fedavg-digits --set task.lr=nan": "'task.lr' is nan, but it takes a number",
-    "run fedavg-digits --set task.batch=half": "'task.batch' is 'half', but it takes a whole number or \"all\"",
+    "run fedavg-digits --set task.batch=half": "'task.batch' is 'half', but it takes a whole number or 'all'",
     "run fedavg-digits --set sampler=5": "'sampler' is 5, but it takes a name, or a table with a name and options; known: uniform, full",
     "run fedavg-digits --set devices=5": "'devices' is 5, but it takes a table of options",
     "run fedavg-digits --set sampler.procedure=fxed": "'sampler.procedure' is 'fxed', but it takes one of 'fixed', 'independent'",
     "run fedavg-digits --set task.data.matched_test=1": "'task.data.matched_test' is 1, but it takes true or false",
     "run fedavg-digits --set task.data.split=a": "'task.data.split' is 'a', but it takes a whole number",
-    "run fedavg-digits --set task.data=folder": "'task.data.path' is missing: it takes a text or a path",
+    "run fedavg-digits --set task.data=folder": "'task.data.path' is missing: it takes a string or a path",
     # numbers
     "run fedavg-digits --set rounds=0": "rounds is 0: it must be at least 1",
     "run fedavg-digits --set evaluate=0": "evaluate is 0: it must be at least 1",
@@ -634,7 +634,7 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
         {},
         "task 'blobs': data.classes is '3', but it takes a whole number",
     ),  # type: ignore[arg-type]
-    ({"name": 3}, {}, "task '3': name is 3, but it takes a text"),
+    ({"name": 3}, {}, "task '3': name is 3, but it takes a string"),
     ({}, {"sampler": Gvr(budget="2")}, "sampler.budget is '2', but it takes a number"),  # type: ignore[arg-type]
     ({}, {"sampler": Gvr(budget=None)}, "sampler.budget is None, but it takes a number"),  # type: ignore[arg-type]
     ({}, {"sampler": Gvr(budget=[3, 3])}, "sampler.budget is [3, 3], but it takes a number"),  # type: ignore[arg-type]
@@ -651,12 +651,12 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
     (
         {},
         {"sampler": Gvr(2, 1.5)},
-        "sampler.processors is 1.5, but it takes a whole number or a list or one of 'mixed'",
+        "sampler.processors is 1.5, but it takes a whole number, a list or 'mixed'",
     ),  # type: ignore[arg-type]
     (
         {},
         {"sampler": Gvr(2, "mixt")},
-        "sampler.processors is 'mixt', but it takes a whole number or a list or one of 'mixed'",
+        "sampler.processors is 'mixt', but it takes a whole number, a list or 'mixed'",
     ),  # type: ignore[arg-type]
     (
         {},

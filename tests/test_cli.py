@@ -283,9 +283,9 @@ def test_list_names_every_member_of_every_kind() -> None:
     assert {"seed", "split"}.isdisjoint(options["folder"])
     assert options["uniform"] == ["budget", "procedure", "fraction"]
     assert "fraction" not in options["full"]
-    assert list(tables) == ["recipes", *registry.KINDS]
+    assert list(tables) == ["recipes", *registry.kinds()]
     assert [entry["name"] for entry in tables["recipes"]] == recipe.names()
-    for kind, members in registry.KINDS.items():
+    for kind, members in registry.kinds().items():
         assert [entry["name"] for entry in tables[kind]] == list(members)
         assert json.loads(call("list", kind, "--json").out) == tables[kind]
     assert all(entry["summary"] for entries in tables.values() for entry in entries)

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +22,7 @@ from rota import recipe
 from rota.cli import app as cli_app
 from rota.data import _NEEDED as NEEDS_FILES
 from rota.engine import ENGINES
+from rota.policies import KINDS
 from rota.recipe import config, registry
 from rota.running.record import columns
 from rota_lab import reproduce
@@ -212,7 +213,7 @@ def table(page: str, first: str) -> dict[str, str]:
 
 def test_the_table_of_what_is_in_names_what_there_is() -> None:
     known = {
-        **{kind: set(members) for kind, members in registry.KINDS.items()},
+        **{kind: set(members) for kind, members in registry.kinds().items()},
         "engines": set(ENGINES),
     }
     known["reproductions"] = set(reproduce.REPRODUCTIONS)
@@ -245,11 +246,14 @@ def test_every_command_is_in_the_readme() -> None:
 
 def test_every_key_of_a_recipe_is_explained() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
-    keys = {*config.TOP, *config.WORK, *config.PARTS, *config.SIZES}
-    keys |= {option for _, options in registry.MORE.values() for option in options}
-    keys |= {each.name for world in config.WORLD.values() for each in fields(world)}
+    keys = {*config.TOP, *config.TASK, *config.PARTS, *registry.SPLIT}
+    for others in registry.ALTERNATIVES.values():
+        keys |= {*others, *(other.option for other in others.values())}
+    for key, kind in KINDS.items():
+        if kind.single:
+            keys |= registry.options(key, kind.members[kind.default]).keys()
     missing = {key for key in keys if f"`{key}`" not in page}
-    missing |= {key for key in (*config.POLICIES, *config.WORLD) if f"`[{key}]`" not in page}
+    missing |= {key for key in KINDS if f"`[{key}]`" not in page}
     assert not missing
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import sys
 import tomllib
+import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +21,8 @@ from test_cli import call
 
 from rota import data, recipe
 from rota.errors import BadInput
-from rota.recipe import Config, registry
+from rota.hints import convert, fits
+from rota.recipe import Config, config, registry
 
 SLOW = {"mmfl-fashion", "shakespeare-roles"}
 LESS = ("sampler=uniform", "sampler.budget=2", "task.steps=2")
@@ -233,6 +238,40 @@ def test_a_fraction_is_a_share_of_the_clients() -> None:
     )
 
 
+def test_any_option_can_have_another_way_to_give_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves = registry.Alternative("lr", float, lambda x: x > 0, "a positive number", halved)
+    monkeypatch.setitem(registry.ALTERNATIVES, "servers", {"twice_lr": halves})
+    assert changed("server.twice_lr=1")["server"] == {
+        "name": "sgd",
+        "momentum": 0.0,
+        "twice_lr": 1.0,
+    }
+    assert "lr" in changed("server.twice_lr=1", "server.lr=3")["server"]
+    assert "twice_lr" not in changed("server.twice_lr=1", "server.lr=3")["server"]
+    assert changed("server.twice_lr=1", "server=adam")["server"]["twice_lr"] == 1.0
+    assert recipe.build(changed("server.twice_lr=1")).server.lr == 10.5  # type: ignore[attr-defined]
+    listed = {entry["name"]: entry["options"] for entry in registry.table("servers")}
+    assert "twice_lr" in listed["adam"]
+    with pytest.raises(
+        BadInput, match=r"'server.twice_lr' is -1.0, but it takes a positive number"
+    ):
+        changed("server.twice_lr=-1")
+    with pytest.raises(BadInput, match=r"the recipe has 'server.twice_lr' and 'server.lr': leave"):
+        recipe.resolve({**changed(), "server": {"twice_lr": 1.0, "lr": 1.0}})
+    small = ["rounds=1", "sampler.budget=2", "task.steps=1", "task.model=logistic"]
+    words = ["--vary", "server.twice_lr=1,2", "--out", tmp_path / "a"]
+    outcome = call("compare", "fedavg-digits", *settings(*small), *words)
+    assert outcome.status == 0, outcome.err
+    config = tomllib.loads((tmp_path / "a" / "2-seed0" / "config.toml").read_text())
+    assert config["server"]["twice_lr"] == 2.0
+
+
+def halved(value: float, clients: int) -> float:
+    return value / 2 + clients / 2
+
+
 KEYS = [
     "rounds",
     "seed",
@@ -286,7 +325,7 @@ def test_any_setting_is_taken_or_refused(pairs: list[tuple[str, str]]) -> None:
 
 
 OWN = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -323,6 +362,21 @@ class Share(Odd):
     """A fraction that is not rota's, for there is no budget."""
 
     fraction: float = 2.5
+
+
+@dataclass(frozen=True)
+class Both(Odd):
+    """A budget and a fraction that are two things."""
+
+    budget: int = 1
+    fraction: float = 0.5
+
+
+@dataclass(frozen=True)
+class Must(Odd):
+    """A budget without a default."""
+
+    budget: int = field(kw_only=True)
 
 
 class Net(nn.Module):
@@ -384,6 +438,22 @@ def test_own_sampler_model_and_data(own: Path) -> None:
     assert tomllib.loads((own / "c" / "config.toml").read_text())["sampler"]["fraction"] == 2.5
 
 
+@pytest.mark.usefixtures("own")
+def test_a_fraction_stands_for_the_budget_of_an_own_sampler_but_not_for_another_fraction() -> None:
+    def sampler(*changes: str) -> Any:
+        config = recipe.read("own.toml")
+        for change in changes:
+            config = recipe.override(config, change)
+        return recipe.build(recipe.resolve(config)).sampler
+
+    both = sampler("sampler=own_parts:Both", "sampler.budget=3", "sampler.fraction=2.5")
+    assert (both.budget, both.fraction) == (3, 2.5)
+    must = sampler("sampler=own_parts:Must", "sampler.fraction=0.5")
+    assert (must.budget, must.step) == (3, 2)
+    with pytest.raises(BadInput, match=r"'sampler.budget' is missing: it takes a whole number"):
+        sampler("sampler=own_parts:Must")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -435,17 +505,27 @@ def test_a_module_that_breaks_while_it_is_imported(own: Path) -> None:
         (float, True, "'k' is true, but it takes a number"),
         (float, float("nan"), "'k' is nan, but it takes a number"),
         (float | None, "a", "'k' is 'a', but it takes a number"),
-        (int | str, [1], "'k' is [1], but it takes a whole number or a text"),
-        (str | Path, 1, "'k' is 1, but it takes a text or a path"),
+        (int | str, [1], "'k' is [1], but it takes a whole number or a string"),
+        (str | Path, 1, "'k' is 1, but it takes a string or a path"),
         (bool, 1, "'k' is 1, but it takes true or false"),
         (tuple[int, int], [1], "'k' is [1], but it takes a list of 2 values, each a whole number"),
         (tuple[int, ...], 3, "'k' is 3, but it takes a list"),
         (Literal["a", "b"], "c", "'k' is 'c', but it takes one of 'a', 'b'"),
+        (Literal[1], True, "'k' is true, but it takes '1'"),
+        (int | Literal["all"], "none", "'k' is 'none', but it takes a whole number or 'all'"),
+        (
+            int | tuple[int, ...] | str,
+            True,
+            "'k' is true, but it takes a whole number, a list or a string",
+        ),
+        (tuple[float, ...], [1.0, math.inf], "'k' is [1.0, inf], but it takes a list"),
+        (float, 10**400, f"'k' is {'1' + '0' * 99}..., but it takes a number"),
+        (int, 2**63, f"'k' is {2**63}, but it takes a whole number"),
     ],
 )
 def test_a_wrong_type_in_a_users_words(kind: Any, value: Any, words: str) -> None:
     with pytest.raises(BadInput) as mistake:
-        registry.convert("k", kind, value)
+        convert("k", kind, value)
     assert str(mistake.value) == words
 
 
@@ -454,12 +534,102 @@ def test_a_wrong_type_in_a_users_words(kind: Any, value: Any, words: str) -> Non
     [
         (float, 1, 1.0),
         (tuple[int, int], [1, 2], (1, 2)),
+        (tuple[float, ...], [1, 2.5], (1.0, 2.5)),
+        (float | tuple[float, ...] | None, [1], (1.0,)),
         (list[int], [1], [1]),
         (int | str, "all", "all"),
         (Any, [1], [1]),
+        (str | Path, "a", "a"),
+        (Path, "a", Path("a")),
+        (str, datetime.date(2020, 1, 1), "2020-01-01"),
     ],
 )
 def test_what_toml_writes_becomes_what_is_asked_for(kind: Any, value: Any, result: Any) -> None:
-    converted = registry.convert("k", kind, value)
+    converted = convert("k", kind, value)
     assert converted == result
     assert type(converted) is type(result)
+
+
+def hints() -> set[Any]:
+    """The type hints of everything that a recipe can set."""
+    found = {hint for keys in (config.TOP, config.TASK) for hint, _ in keys.values()}
+    for kind, members in registry.kinds().items():
+        for member in members.values():
+            found |= {hint for hint, _ in registry.options(kind, member).values()}
+    return found
+
+
+HINTS = sorted(hints() | {Path, list[int], tuple[str, float]}, key=str)
+NUMBERS = st.integers() | st.floats() | st.booleans()
+STRINGS = st.sampled_from(["fixed", "mixed", "cpu", "all", "sgd", ""]) | st.text(max_size=3)
+DATES = st.dates() | st.times() | st.datetimes()
+ITEMS = NUMBERS | STRINGS | DATES
+TOML = st.recursive(
+    ITEMS | st.lists(NUMBERS, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(STRINGS, inner, max_size=2),
+    max_leaves=5,
+)
+
+
+def means(hint: Any, value: Any) -> bool:
+    """Whether a value from TOML is what a hint asks for: the rules, spelled out once more."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Any:
+        return True
+    if kind is typing.Literal:
+        return type(value) is str and value in inner
+    if kind in (typing.Union, types.UnionType):
+        return any(means(part, value) for part in inner)
+    if kind is list or inner[1:] == (...,):
+        return type(value) is list and all(means(inner[0], item) for item in value)
+    if kind is tuple:
+        fit = type(value) is list and len(value) == len(inner)
+        return fit and all(map(means, inner, value))
+    return type(value) in {float: (float, int), Path: (str,)}.get(kind, (kind,))
+
+
+def finite(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return all(map(finite, value.values() if isinstance(value, dict) else value))
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) is not float or math.isfinite(value)
+
+
+def holds(hint: Any, value: Any) -> bool:
+    """Whether a converted value has exactly the hint's types."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Any:
+        return True
+    if kind is typing.Literal:
+        return value in inner
+    if kind in (typing.Union, types.UnionType):
+        return any(holds(part, value) for part in inner)
+    if kind is tuple and inner[1:] != (...,):
+        return type(value) is tuple and all(map(holds, inner, value))
+    if inner:
+        return type(value) is kind and all(holds(inner[0], item) for item in value)
+    return isinstance(value, kind) if kind is Path else type(value) is kind
+
+
+def written(value: Any) -> Any:
+    """A value as TOML would write it."""
+    if isinstance(value, dict):
+        return {key: written(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(inner) for inner in value]
+    return str(value) if isinstance(value, Path | datetime.date | datetime.time) else value
+
+
+@pytest.mark.parametrize("hint", HINTS, ids=str)
+@given(value=TOML)
+def test_what_is_converted_and_what_is_refused(hint: Any, value: Any) -> None:
+    plain = written(value)
+    if not (means(hint, plain) and finite(value)):
+        with pytest.raises(BadInput, match=r"^'k' is .*, but it takes .*$"):
+            convert("k", hint, value)
+        return
+    converted = convert("k", hint, value)
+    assert holds(hint, converted)
+    assert fits(converted, hint)
+    assert converted == Path(plain) if hint is Path else written(converted) == plain

@@ -105,7 +105,7 @@ def _setting(option: str, words: list[str]) -> str:
     first = key.partition(".")[0]
     if first in recipe.TASK_KEYS:
         key = f"task.{key}"
-    elif first not in recipe.KEYS:
+    elif first not in recipe.top_keys():
         return ""
     place = next(n for n, word in enumerate(words) if word.partition("=")[0] == option)
     _, equals, value = words[place].partition("=")

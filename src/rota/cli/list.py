@@ -17,8 +17,7 @@ def list_(
         str | None,
         typer.Argument(
             metavar="[KIND]",
-            help="recipes, samplers, estimators, servers, models, data or partitions;"
-            " default: all.",
+            help="What to list, such as recipes, samplers or models; default: everything.",
             autocompletion=starting(kinds),
         ),
     ] = None,

@@ -63,7 +63,7 @@ def recipes() -> list[str]:
 def kinds() -> list[str]:
     from rota.recipe import registry
 
-    return ["recipes", *registry.KINDS]
+    return ["recipes", *registry.kinds()]
 
 
 def reproductions() -> list[str]:

@@ -1,11 +1,11 @@
 """Recipes: what can be named in one, how one is read and built, and comparisons of several."""
 
 from rota.recipe.config import (
-    KEYS,
     TASK_KEYS,
     Config,
     assign,
     build,
+    top_keys,
     names,
     override,
     read,
@@ -14,11 +14,11 @@ from rota.recipe.config import (
 )
 
 __all__ = [
-    "KEYS",
     "TASK_KEYS",
     "Config",
     "assign",
     "build",
+    "top_keys",
     "names",
     "override",
     "read",

@@ -10,9 +10,9 @@ from typing import Any
 
 from rota import recipe
 from rota.errors import BadInput
-from rota.hints import shown
+from rota.hints import convert, shown
 from rota.plan import Task
-from rota.recipe import Config, registry
+from rota.recipe import Config
 from rota.running.check import check
 
 
@@ -33,7 +33,7 @@ def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
             for key, value in zip(keys, values, strict=True):
                 changed = recipe.assign(changed, key, value)
             names.append("_".join(map(_slug, values)))
-        first = registry.convert("seed", int, changed.get("seed", 0))
+        first = convert("seed", int, changed.get("seed", 0))
         for seed in range(first, first + seeds):
             name = "-".join([*names, f"seed{seed}"])
             if name in out:

@@ -1,26 +1,24 @@
-"""Recipes: a TOML text that says what to run. `resolve` checks it and fills every default; `build` makes the objects.
+"""Recipes: a TOML text that says what to run. `resolve` checks it and adds every default; `build`
+makes the objects.
 
 rounds = 100                        # also: seed, evaluate, target, metrics, summary
-[sampler]                           # a name and its options; `fraction = 0.1` may stand for `budget`
-name = "uniform"
-budget = 10
-[estimator], [server]               # likewise, each with a default name
-[devices], [availability]           # options alone
+[sampler]                           # one table for each kind of policy: a name and options
+name = "uniform"                    # a kind with only one member needs no name: [devices]
+budget = 10                         # or `fraction = 0.1`
 [[task]]                            # one for each model
 data = "digits"                     # a name, or a table with a name and options
 partition = { name = "iid", clients = 20 }
 model = "two_nn"
-lr = 0.1                            # also: batch ("all" for whole-data steps), epochs, steps, name ...: all numbers of rota.Task
+lr = 0.1                            # and the other numbers of rota.Task; batch = "all" is all data
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import tomllib
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -30,7 +28,7 @@ from rota import rng
 from rota.data.federation import Federation
 from rota.errors import BadInput, at, did_you_mean
 from rota.experiment import Experiment
-from rota.hints import shown
+from rota.hints import convert, shown
 from rota.plan import Task
 from rota.policies import KINDS
 from rota.recipe import registry
@@ -38,7 +36,7 @@ from rota.running.check import check_numbers
 
 Config = dict[str, Any]
 
-TOP: dict[str, tuple[Any, Any]] = {
+TOP: registry.Options = {
     "summary": (str, ""),
     "rounds": (int, 100),
     "seed": (int, 0),
@@ -46,87 +44,84 @@ TOP: dict[str, tuple[Any, Any]] = {
     "target": (float | None, None),
     "metrics": (tuple[str, ...], ()),
 }
-WORLD = {key: kind.members[key] for key, kind in KINDS.items() if kind.single}
-"""What the clients are like: tables of options without a name."""
-POLICIES = {key: (f"{key}s", kind.default) for key, kind in KINDS.items() if not kind.single}
-_hints = typing.get_type_hints(Task)
-WORK: dict[str, tuple[Any, Any]] = {
-    **{
-        each.name: (_hints[each.name], each.default)
-        for each in fields(Task)
-        if each.name not in ("model", "data", "loss", "score")
-    },
-    "batch": (int | str, 10),  # TOML has no null: "all" stands for None
-}
-SIZES = ("budget", "fraction")
-"""Two ways to say how many clients a sampler draws."""
+"""The keys of a recipe that are no tables."""
 PARTS = {"data": "data", "partition": "partitions", "model": "models"}
-KEYS = {*TOP, *POLICIES, *WORLD, "task"}
-TASK_KEYS = {*WORK, *PARTS}
+"""Key of a task -> the kind of what it names."""
+
+
+def _task_options() -> registry.Options:
+    hints = typing.get_type_hints(Task)
+    found: registry.Options = {}
+    for each in fields(Task):
+        if each.name not in ("model", "data", "loss", "score"):
+            found[each.name] = hints[each.name], each.default
+    # TOML has no null: "all" stands for None
+    return found | {"batch": (int | typing.Literal["all"], 10)}
+
+
+TASK = _task_options()
+"""The keys of a task that name nothing: the fields of rota.Task that a TOML file can hold."""
+TASK_KEYS = {*TASK, *PARTS}
+
+
+def top_keys() -> set[str]:
+    """The keys of a recipe."""
+    return {*TOP, *KINDS, "task"}
 
 
 def names() -> list[str]:
     """The ready recipes."""
-    return sorted(
-        file.name.removesuffix(".toml")
-        for file in resources.files("rota.recipe.ready").iterdir()
-        if file.name.endswith(".toml")
-    )
+    files = [file.name for file in resources.files("rota.recipe.ready").iterdir()]
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def read(recipe: str) -> Config:
-    """A recipe by its name, or a TOML file by its path."""
-    path = Path(recipe)
-    if recipe in names():
-        text = (
-            resources.files("rota.recipe.ready")
-            .joinpath(recipe + ".toml")
-            .read_text(encoding="utf-8")
-        )
-    elif path.is_dir():
-        inside = (
-            f": did you mean {path / 'config.toml'}?"
-            if (path / "config.toml").exists()
-            else ", not a recipe: give a .toml file"
-        )
-        raise BadInput(f"{recipe} is a folder{inside}")
-    elif path.exists():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(
-                f"cannot read the recipe {recipe} ({getattr(error, 'strerror', None) or error})"
-            ) from error
-    elif path.suffix == ".toml":
-        raise BadInput(
-            f"there is no recipe file {recipe}: give the path of one, or a name ({', '.join(names())})"
-        )
-    else:
-        raise BadInput(
-            f"unknown recipe '{recipe}': {did_you_mean(recipe, names())} (or give the path of a .toml file)"
-        )
+    """A ready recipe by its name, or a TOML file by its path."""
+    text = _text(recipe)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{recipe} is not valid TOML: {error}") from error
 
 
-def override(config: Config, setting: str) -> Config:
-    """The config with one "key=value" changed. `task.lr=0.1` changes all tasks, `task.0.lr=0.1` the first; `target=` unsets a key, and
-    `task.0=` takes the first task away.
+def _text(recipe: str) -> str:
+    path = Path(recipe)
+    if recipe in names():
+        ready = resources.files("rota.recipe.ready").joinpath(f"{recipe}.toml")
+        return ready.read_text(encoding="utf-8")
+    if path.is_dir() and (path / "config.toml").exists():
+        raise BadInput(f"{recipe} is a folder: did you mean {path / 'config.toml'}?")
+    if path.is_dir():
+        raise BadInput(f"{recipe} is a folder, not a recipe: give a .toml file")
+    if path.exists():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise BadInput(f"cannot read the recipe {recipe} ({why})") from error
+    if path.suffix == ".toml":
+        known = f"a name ({', '.join(names())})"
+        raise BadInput(f"there is no recipe file {recipe}: give the path of a file, or {known}")
+    hint = f"{did_you_mean(recipe, names())} (or give the path of a .toml file)"
+    raise BadInput(f"unknown recipe '{recipe}': {hint}")
 
-    A new name for a sampler, model, ... (`sampler=full`) keeps those of the old one's options that the new one also has.
+
+def override(config: Config, setting: str) -> Config:
+    """The config with one "key=value" changed.
+
+    `task.lr=0.1` changes all tasks, `task.0.lr=0.1` the first. `target=` removes a key, `task.0=`
+    the first task. A new name for a sampler, a model ... (`sampler=full`) keeps those of the old
+    one's options that the new one has too.
     """
     path, equals, text = setting.partition("=")
     if not equals or not path:
-        raise BadInput(
-            f"--set takes key=value, for example --set task.lr=0.05, but got '{setting}'"
-        )
+        example = "for example --set task.lr=0.05"
+        raise BadInput(f"--set takes key=value, {example}, but got '{setting}'")
     return assign(config, path.strip(), value_of(text))
 
 
 def value_of(text: str) -> Any:
-    """A value as TOML reads it; what is not TOML is a text, and nothing is None."""
+    """A value as TOML reads it; a string if it is not TOML, None if it is empty."""
     if not text:
         return None
     try:
@@ -139,68 +134,89 @@ def value_of(text: str) -> Any:
 def assign(config: Config, path: str, value: Any) -> Config:
     """The config with the value at a dotted path replaced, or removed where it is None."""
     new = copy.deepcopy(config)
-    places: list[Any] = [new]
     *way, last = path.split(".")
-    if last == "name" and way and _kind(way[-1]):  # sampler.name=full says the same as sampler=full
+    if last == "name" and way and _kind(way[-1]):  # sampler.name=full is sampler=full
         *way, last = way
+    places: list[Any] = [new]
     for step in way:
         places = [found for place in places for found in _into(place, step, path)]
-    if way == ["task"] and last.isdecimal() and isinstance(tasks := places[0], list):
-        number = _number(tasks, last, path)
-        tasks[number : number + 1] = [] if value is None else [value]
+    if way == ["task"] and last.isdecimal() and isinstance(places[0], list):
+        number = _number(places[0], last, path)
+        places[0][number : number + 1] = [] if value is None else [value]
         return new
-    here = (
-        KEYS
-        if not way
-        else TASK_KEYS
-        if way[0] == "task" and all(step.isdecimal() for step in way[1:])
-        else {last}
-    )
-    if value is None and last not in here:
-        raise BadInput(f"there is no key '{path}' to take away: {did_you_mean(last, here)}")
-    tables = [item for place in places for item in (place if isinstance(place, list) else [place])]
-    for place in tables:
-        if not isinstance(place, dict):
-            raise BadInput(
-                f"there is no key '{path}': '{'.'.join(way)}' is {shown(place)}, not a table"
-            )
-        old, kind = place.pop(last, None), _kind(last)
-        if value is None:
-            continue
-        if kind and isinstance(value, str) and isinstance(old, dict):
-            known = registry.options(kind, _find(kind, value, path))
-            place[last] = {
-                "name": value,
-                **{option: given for option, given in old.items() if option in known},
-            }
-        else:
-            place[last] = value
-        if way[-1:] == ["sampler"] and last in SIZES:  # the new one counts
-            place.pop(SIZES[1 - SIZES.index(last)], None)
+    if value is None:
+        _check_known(way, last, path)
+    for place in places:
+        for table in place if isinstance(place, list) else [place]:
+            _set(table, way, last, value, path)
     return new
 
 
+def _set(table: Any, way: list[str], key: str, value: Any, path: str) -> None:
+    """Replace one key of a table, or remove it where the value is None."""
+    if not isinstance(table, dict):
+        inside = f"'{'.'.join(way)}' is {shown(table)}, not a table"
+        raise BadInput(f"there is no key '{path}': {inside}")
+    old, kind = table.pop(key, None), _kind(key)
+    if value is None:
+        return
+    if kind and isinstance(value, str) and isinstance(old, dict):
+        known = registry.options(kind, _find(kind, value, path))
+        kept = {option: given for option, given in old.items() if option in known}
+        value = {"name": value, **kept}
+    table[key] = value
+    for rival in _rivals(way, table, key, path):
+        table.pop(rival, None)
+
+
+def _rivals(way: list[str], table: Config, option: str, path: str) -> set[str]:
+    """The options of a table that cannot be given together with this one."""
+    key = way[-1] if way else ""
+    default = KINDS[key].default if key in KINDS else None
+    name = table.get("name", default)
+    if key not in {*KINDS, *PARTS} or not isinstance(name, str):
+        return set()
+    kind = registry.listed(key) if key in KINDS else PARTS[key]
+    return registry.rivals(kind, _find(kind, name, path), option)
+
+
+def _check_known(way: list[str], last: str, path: str) -> None:
+    """A key that is removed must exist, where the recipe's keys are fixed."""
+    if not way:
+        known = top_keys()
+    elif way[0] == "task" and all(step.isdecimal() for step in way[1:]):
+        known = TASK_KEYS
+    else:
+        return
+    if last not in known:
+        raise BadInput(f"there is no key '{path}' to remove: {did_you_mean(last, known)}")
+
+
 def _find(kind: str, name: str, where: str) -> Callable[..., Any]:
-    """A member of a kind by its name; where tasks are numbered, a mistake says in which one it is."""
+    """A member of a kind by its name. Where tasks are numbered, a mistake names its place."""
     with at(where if any(step.isdecimal() for step in where.split(".")) else ""):
         return registry.find(kind, name)
 
 
 def _kind(key: str) -> str | None:
-    """The kind of thing that a key names: "samplers" for "sampler"."""
-    return POLICIES[key][0] if key in POLICIES else PARTS.get(key)
+    """The kind of what a key names: "samplers" for "sampler"; None if it names nothing."""
+    if key in KINDS and not KINDS[key].single:
+        return registry.listed(key)
+    return PARTS.get(key)
 
 
 def _into(place: Any, step: str, path: str) -> list[Any]:
-    """One step along a dotted path: a key of a table (made where missing; a short name becomes a table), or an item of a list."""
+    """What one step along a dotted path leads to: the value of a key, or items of a list.
+
+    A missing key becomes a table, and so does a name without options.
+    """
     if isinstance(place, list):
         if not step.isdecimal():
             return [found for item in place for found in _into(item, step, path)]
         return [place[_number(place, step, path)]]
     if not isinstance(place, dict):
-        raise BadInput(
-            f"there is no key '{path}': '{step}' is looked for in {shown(place)}, which is not a table"
-        )
+        inside = f"'{step}' would be inside {shown(place)}, which is not a table"
+        raise BadInput(f"there is no key '{path}': {inside}")
     inner = place.setdefault(step, {})
     if isinstance(inner, str) and _kind(step):
         inner = place[step] = {"name": inner}
@@ -208,33 +224,39 @@ def _into(place: Any, step: str, path: str) -> list[Any]:
 
 
 def _number(tasks: list[Any], step: str, path: str) -> int:
-    """The number of a task, if there is one of that number."""
+    """The number of a task, if there is such a task."""
     if int(step) >= len(tasks):
-        raise BadInput(
-            f"there is no key '{path}': the recipe has {len(tasks)} [[task]], numbered from 0"
-        )
+        count = f"the recipe has {len(tasks)} [[task]], numbered from 0"
+        raise BadInput(f"there is no key '{path}': {count}")
     return int(step)
 
 
 def resolve(raw: Config) -> Config:
-    """The recipe with every key checked and every default filled in: what config.toml holds. Keys that are None are left out."""
+    """The recipe with every key checked and every default added, as config.toml holds it.
+
+    Keys with the value None are left out.
+    """
     if raw.get("python") is True:
         raise BadInput(
-            "this config.toml describes a run that was made in Python, whose objects it cannot make: run it from there"
+            "this config.toml only describes a run that was started in Python:"
+            " start it from there again"
         )
-    _known("", raw, KEYS)
-    config = _plain("", raw, TOP)
-    for key, (kind, default) in POLICIES.items():
-        config[key] = _table(key, kind, raw.get(key, {}), default)
-    for key, world in WORLD.items():
-        config[key] = registry.fill(key, key, world, _table_of(key, raw.get(key, {})))
+    _known("", raw, top_keys())
+    config = _values("", raw, TOP)
+    for key, kind in KINDS.items():
+        given = raw.get(key, {})
+        if kind.single:
+            member = kind.members[kind.default]
+            config[key] = registry.fill(key, registry.listed(key), member, _table(key, given))
+        else:
+            config[key] = _named(key, registry.listed(key), given, kind.default)
     tasks = raw.get("task", [])
     tasks = tasks if isinstance(tasks, list) else [tasks]
     if not tasks:
         raise BadInput("the recipe has no [[task]]: give at least one, with its data and model")
     where = ["task"] if len(tasks) == 1 else [f"task.{number}" for number in range(len(tasks))]
     config["task"] = [_resolve_task(*each) for each in zip(where, tasks, strict=True)]
-    resolved: Config = _without_none(config)
+    resolved: Config = _toml(config)
     check_numbers("", resolved)
     for place, task in zip(where, resolved["task"], strict=True):
         check_numbers(f"{place}.", task)
@@ -242,34 +264,30 @@ def resolve(raw: Config) -> Config:
 
 
 def _resolve_task(where: str, raw: Any) -> Config:
-    raw = _table_of(where, raw)
+    raw = _table(where, raw)
     _known(f"{where}.", raw, TASK_KEYS)
-    task = _plain(f"{where}.", raw, WORK)
-    if isinstance(task["batch"], str) and task["batch"] != "all":
-        raise BadInput(
-            f"'{where}.batch' is '{task['batch']}', but it takes a whole number or \"all\""
-        )
+    task = _values(f"{where}.", raw, TASK)
     for key, kind in PARTS.items():
         if key in raw:
-            task[key] = _table(f"{where}.{key}", kind, raw[key])
+            task[key] = _named(f"{where}.{key}", kind, raw[key])
         elif key != "partition":
-            raise BadInput(
-                f"'{where}.{key}' is missing: name one of {', '.join(registry.KINDS[kind])}"
-            )
-    if "partition" in task and "partition" not in _parameters("data", task["data"]["name"]):
-        why = f"the data '{task['data']['name']}' come with their own clients"
+            known = ", ".join(registry.members(kind))
+            raise BadInput(f"'{where}.{key}' is missing: name one of {known}")
+    name = task["data"]["name"]
+    if "partition" in task and not registry.has("data", name, "partition"):
         raise BadInput(
-            f"'{where}.partition' is given, but {why}: leave it out (--set {where}.partition=)"
+            f"'{where}.partition' is given, but the data '{name}' come with their own clients:"
+            f" leave it out (--set {where}.partition=)"
         )
     return task
 
 
-def _plain(prefix: str, raw: Config, keys: dict[str, tuple[Any, Any]]) -> Config:
-    """The plain values of a table, checked, with their defaults."""
-    return {
-        key: registry.convert(prefix + key, kind, raw[key]) if key in raw else default
-        for key, (kind, default) in keys.items()
-    }
+def _values(prefix: str, raw: Config, keys: registry.Options) -> Config:
+    """The values of these keys, checked, with their defaults."""
+    found: Config = {}
+    for key, (hint, default) in keys.items():
+        found[key] = convert(prefix + key, hint, raw[key]) if key in raw else default
+    return found
 
 
 def _known(prefix: str, given: Config, known: set[str]) -> None:
@@ -278,101 +296,82 @@ def _known(prefix: str, given: Config, known: set[str]) -> None:
             raise BadInput(f"unknown key '{prefix}{key}': {did_you_mean(key, known)}")
 
 
-def _table_of(where: str, value: Any) -> Config:
+def _table(where: str, value: Any) -> Config:
     if not isinstance(value, dict):
-        raise BadInput(f"'{where}' is {value!r}, but it takes a table of options")
+        raise BadInput(f"'{where}' is {shown(value)}, but it takes a table of options")
     return dict(value)
 
 
-def _table(where: str, kind: str, given: Any, default: str | None = None) -> Config:
-    """{"name": ..., options}, all of them; a plain text is a name without options, `default` the name where none is given."""
+def _named(where: str, kind: str, given: Any, default: str | None = None) -> Config:
+    """{"name": ..., and all options}, from such a table or a name alone."""
     table = {"name": given} if isinstance(given, str) else given
     name = table.get("name", default) if isinstance(table, dict) else None
     if not isinstance(name, str):
         takes = "a name, or a table with a name and options"
-        raise BadInput(
-            f"'{where}' is {shown(given)}, but it takes {takes}; known: {', '.join(registry.KINDS[kind])}"
-        )
-    table = {key: value for key, value in table.items() if key != "name"}
-    filled = registry.fill(where, kind, _find(kind, name, where), table)
-    if kind == "samplers" and "budget" in filled and filled.get("fraction") is not None:
-        _check_fraction(filled["fraction"], table)
-        filled.pop("budget")
-    return {"name": name, **filled}
+        known = ", ".join(registry.members(kind))
+        raise BadInput(f"'{where}' is {shown(given)}, but it takes {takes}; known: {known}")
+    options = {key: value for key, value in table.items() if key != "name"}
+    return {"name": name, **registry.fill(where, kind, _find(kind, name, where), options)}
 
 
-def _check_fraction(share: float, table: Config) -> None:
-    if "budget" in table:
-        raise BadInput(
-            "the recipe has 'sampler.fraction' and 'sampler.budget': leave one of them out"
-        )
-    if not 0 <= share <= 1:
-        raise BadInput(
-            f"'sampler.fraction' is {share}, but it takes a share of the clients from 0 (one client) to 1 (all)"
-        )
-
-
-def _without_none(value: Any) -> Any:
-    """TOML has no null: absent keys mean None. Tuples become lists."""
+def _toml(value: Any) -> Any:
+    """A value as TOML can hold it: without None, with lists for tuples and strings for paths."""
     if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
+        return {key: _toml(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return [_without_none(v) for v in value]
-    return value
+        return [_toml(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
-    """The objects that a resolved config describes; loads the data, unless its tasks are given."""
+    """The objects that a resolved config describes. It loads the data, unless tasks are given."""
     tasks = tasks or _build_tasks(config)
-    sampler = dict(config["sampler"])
-    if "fraction" in sampler and "budget" in _parameters("samplers", sampler["name"]):
-        sampler["budget"] = max(1, round(sampler.pop("fraction") * tasks[0].roster.clients))
-    policies = {
-        key: _make(kind, sampler if key == "sampler" else config[key])
-        for key, (kind, _) in POLICIES.items()
-    }
-    plain: Config = {key: config.get(key) for key in TOP if key != "summary"}
-    world = {key: make(**config[key]) for key, make in WORLD.items()}
-    return Experiment(tasks=tasks, policies={**policies, **world}, **plain)
+    clients = tasks[0].roster.clients
+    given: Config = {key: config[key] for key in TOP if key != "summary" and key in config}
+    policies = {}
+    for key, kind in KINDS.items():
+        table = {"name": kind.default, **config[key]}
+        policies[key] = _make(registry.listed(key), table, clients)
+    return Experiment(tasks, policies=policies, **given)
 
 
-def _options(table: Config) -> Config:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k != "name"}
-
-
-def _make(kind: str, table: Config) -> Any:
-    return registry.find(kind, table["name"])(**_options(table))
-
-
-def _parameters(kind: str, name: str) -> Collection[str]:
-    return inspect.signature(registry.find(kind, name)).parameters
+def _make(kind: str, table: Config, clients: int = 0) -> Any:
+    return registry.find(kind, table["name"])(**registry.arguments(kind, table, clients))
 
 
 def _build_tasks(config: Config) -> list[Task]:
-    tables, tasks = config["task"], []
-    for number, table in enumerate(tables):
-        with at(f"task.{number}" if len(tables) > 1 else ""):
+    tasks = []
+    for number, table in enumerate(config["task"]):
+        with at(f"task.{number}" if len(config["task"]) > 1 else ""):
             tasks.append(_build_task(table, config["seed"]))
     return tasks
 
 
 def _build_task(table: Config, seed: int) -> Task:
-    work = {key: table[key] for key in WORK if key in table}
-    work["batch"] = None if work["batch"] == "all" else work["batch"]
-    source = dict(table["data"])
-    if "seed" in _parameters("data", source["name"]):
-        split, first = source.pop("split", 0), source.get("seed", seed)
-        source["seed"] = (
-            rng.key(first, "split", split) >> 33 if split else first
-        )  # of 31 bits, which every generator takes
-    if "partition" in table:
-        source["partition"] = _make("partitions", table["partition"])
-    data = _make("data", source)
-    if not isinstance(data, Federation):
-        raise BadInput(
-            f"the data '{source['name']}' are a {type(data).__name__}: return a rota.Federation, as rota.from_clients makes one"
-        )
-    model = functools.partial(
-        registry.find("models", table["model"]["name"]), **_options(table["model"])
+    work = {key: table[key] for key in TASK if key in table}
+    if work["batch"] == "all":
+        work["batch"] = None
+    model = table["model"]
+    return Task(
+        model=functools.partial(
+            registry.find("models", model["name"]), **registry.arguments("models", model)
+        ),
+        data=_build_data(table, seed),
+        **work,
     )
-    return Task(model=model, data=data, **work)
+
+
+def _build_data(table: Config, seed: int) -> Federation:
+    name = table["data"]["name"]
+    arguments = registry.arguments("data", table["data"])
+    if registry.has("data", name, "seed"):
+        split, first = arguments.pop("split", 0), arguments.get("seed", seed)
+        # 31 bits, which every generator takes
+        arguments["seed"] = rng.key(first, "split", split) >> 33 if split else first
+    if "partition" in table:
+        arguments["partition"] = _make("partitions", table["partition"])
+    data = registry.find("data", name)(**arguments)
+    if not isinstance(data, Federation):
+        given = f"the data '{name}' are a {type(data).__name__}"
+        raise BadInput(f"{given}: return a rota.Federation, as rota.from_clients makes one")
+    return data

@@ -1,63 +1,99 @@
-"""Everything that can be named in a recipe, by kind. Each kind's table stands beside its members; here they only meet."""
+"""Everything that a recipe can name, by kind. Each kind's table is kept with its members."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rota.data import SOURCES
 from rota.data.partition import PARTITIONS
 from rota.errors import BadInput, did_you_mean
-from rota.estimate import ESTIMATORS, SERVERS
-from rota.hints import describe, shown
+from rota.hints import convert, describe, shown
 from rota.models import MODELS
-from rota.sampling import SAMPLERS
+from rota.policies import KINDS
 
-KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {
-    "samplers": SAMPLERS,
-    "estimators": ESTIMATORS,
-    "servers": SERVERS,
+Options = dict[str, tuple[Any, Any]]
+"""Name -> (type hint, default); the default `REQUIRED` means that there is none."""
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way to give an option: a recipe has either the one or the other."""
+
+    option: str
+    hint: Any
+    allows: Callable[[Any], bool]
+    takes: str
+    """What it takes, for the message about a value that it does not allow."""
+    value: Callable[[Any, int], Any]
+    """The option's value, from this one's and the number of clients."""
+
+
+PARTS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "models": MODELS,
     "data": SOURCES,
     "partitions": PARTITIONS,
 }
-FILLED = {"models": {"shape", "classes"}, "data": {"partition", "seed"}}
-"""Parameters that rota fills itself (from the data, from the recipe's other parts): not options of a recipe."""
-MORE: dict[str, tuple[str, dict[str, Any]]] = {
-    "data": ("seed", {"seed": int | None, "split": int | None}),
-    "samplers": ("budget", {"fraction": float | None}),
+"""The kinds of a task's parts."""
+ALTERNATIVES: dict[str, dict[str, Alternative]] = {
+    "samplers": {
+        "fraction": Alternative(
+            option="budget",
+            hint=float,
+            allows=lambda share: 0 <= share <= 1,
+            takes="a share of the clients from 0 (one client) to 1 (all)",
+            value=lambda share, clients: max(1, round(share * clients)),
+        )
+    }
 }
-"""Options that a recipe has for all members of a kind with a certain parameter: for data that take a seed, one in the place of the run's,
-and which of several splits by it; for samplers with a budget, a share of the clients in its place."""
+"""Kind -> name -> what it stands for. It is an option of all members that have the other one."""
+FILLED = {"models": {"shape", "classes"}, "data": {"partition", "seed"}}
+"""Parameters that are no options: rota takes them from the data or another part of a recipe."""
+SPLIT: Options = {"seed": (int | None, None), "split": (int | None, None)}
+"""Options of all data with a parameter `seed`: a seed instead of the run's, and which of several
+splits by that seed."""
+
+
+def kinds() -> dict[str, Mapping[str, Callable[..., Any]]]:
+    """All kinds and their members: policies first, then the parts of tasks."""
+    return {**{listed(key): kind.members for key, kind in KINDS.items()}, **PARTS}
+
+
+def listed(key: str) -> str:
+    """A kind of policy as `rota list` calls it: samplers; but devices, which has one member."""
+    return key if KINDS[key].single else f"{key}s"
+
+
+def members(kind: str) -> Mapping[str, Callable[..., Any]]:
+    """The members of a kind by name."""
+    return kinds()[kind]
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """A member of a kind by its name, or your own as "module:attribute"."""
+    """A member of a kind by its name, or the user's own as "module:attribute"."""
     if ":" in name:
         return _own(name)
-    if name not in KINDS[kind]:
-        raise BadInput(
-            f"unknown {kind.removesuffix('s')} '{name}': {did_you_mean(name, KINDS[kind])}"
-        )
-    return KINDS[kind][name]
+    known = members(kind)
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise BadInput(f"unknown {kind.removesuffix('s')} '{name}': {hint}")
+    return known[name]
 
 
 def _own(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")  # a module in the folder where rota was started
+    sys.path.insert(0, "")  # so that a module in the current folder is found
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module may raise anything while it is imported
-        raise BadInput(
-            f"cannot import '{name}' ({type(error).__name__}: {error}): give it as module:attribute"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise BadInput(f"cannot import '{name}' ({why}): give it as module:attribute") from error
     finally:
         sys.path.remove("")
     if not (inspect.isclass(found) or inspect.isroutine(found)):
@@ -71,76 +107,102 @@ def summary(member: Callable[..., Any]) -> str:
 
 
 def table(kind: str) -> list[dict[str, Any]]:
-    """The members of a kind as `rota list` shows them; samplers and estimators also say whether they are unbiased, and what
-    they need and cost.
+    """The members of a kind as `rota list` shows them.
+
+    Some also say whether they are unbiased, and what they need and cost.
     """
     rows = []
-    for name, member in KINDS[kind].items():
-        says = {
-            fact: getattr(member, fact)
-            for fact in ("unbiased", "needs", "costs")
-            if hasattr(member, fact)
-        }
-        rows.append(
-            {
-                "name": name,
-                "summary": summary(member),
-                "options": list(options(kind, member)),
-                **says,
-            }
-        )
+    for name, member in members(kind).items():
+        row = {"name": name, "summary": summary(member), "options": list(options(kind, member))}
+        for fact in ("unbiased", "needs", "costs"):
+            if hasattr(member, fact):
+                row[fact] = getattr(member, fact)
+        rows.append(row)
     return rows
 
 
-def options(kind: str, member: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """What a member can be given in a recipe: name -> (type, default); a default of `inspect.Parameter.empty` means required."""
+def has(kind: str, name: str, parameter: str) -> bool:
+    """Whether a member has this parameter, as an option or not."""
+    return parameter in inspect.signature(find(kind, name)).parameters
+
+
+def options(kind: str, member: Callable[..., Any]) -> Options:
+    """What a recipe can set of a member."""
     try:
         hints = typing.get_type_hints(member.__init__ if inspect.isclass(member) else member)
-    except (
-        NameError,
-        TypeError,
-    ):  # a user's own, with types that are only there for a type checker
+    except (NameError, TypeError):  # a user's own, with names that only a type checker imports
         hints = {}
-    named = [
-        p
-        for p in inspect.signature(member).parameters.values()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    found = {
-        p.name: (hints.get(p.name, Any), p.default)
-        for p in named
-        if p.name not in FILLED.get(kind, ())
+    found: Options = {}
+    named = inspect.signature(member).parameters
+    for name, parameter in named.items():
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if by_name and name not in FILLED.get(kind, ()):
+            found[name] = hints.get(name, Any), parameter.default
+    if kind == "data" and "seed" in named:
+        found |= SPLIT
+    for name, other in alternatives(kind, member).items():
+        found[name] = other.hint, None
+    return found
+
+
+def alternatives(kind: str, member: Callable[..., Any]) -> dict[str, Alternative]:
+    """The alternatives to a member's options, by name."""
+    named = inspect.signature(member).parameters
+    return {
+        name: other
+        for name, other in ALTERNATIVES.get(kind, {}).items()
+        if other.option in named and name not in named
     }
-    wanted, more = MORE.get(kind, ("", {}))
-    return found | {
-        name: (type_, None) for name, type_ in more.items() if any(p.name == wanted for p in named)
-    }
+
+
+def rivals(kind: str, member: Callable[..., Any], option: str) -> set[str]:
+    """The options of a member that cannot be given together with this one."""
+    names: set[str] = set()
+    for name, other in alternatives(kind, member).items():
+        if option in (name, other.option):
+            names |= {name, other.option}
+    return names - {option}
 
 
 def fill(
     where: str, kind: str, member: Callable[..., Any], given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Check the given options and add the defaults. `where` names the place in messages: "sampler", "task.model"."""
-    known = options(kind, member)
+    """Check the given options and add the defaults.
+
+    `where` is the place that messages name, such as "sampler" or "task.model". An option for which
+    an alternative is given is left out.
+    """
+    known, others = options(kind, member), alternatives(kind, member)
     for key in given:
         if key not in known:
             hint = did_you_mean(key, known) if known else f"{where} has no options"
             raise BadInput(f"unknown key '{where}.{key}': {hint}")
+    left_out = {other.option for name, other in others.items() if name in given}
+    for name, other in others.items():
+        if name in given and other.option in given:
+            both = f"'{where}.{name}' and '{where}.{other.option}'"
+            raise BadInput(f"the recipe has {both}: leave one of them out")
     filled = {}
-    for key, (type_, default) in known.items():
+    for key, (hint, default) in known.items():
         if key in given:
-            filled[key] = convert(f"{where}.{key}", type_, given[key])
-        elif default is inspect.Parameter.empty:
-            raise BadInput(f"'{where}.{key}' is missing: it takes {describe(type_)}")
-        else:
+            filled[key] = convert(f"{where}.{key}", hint, given[key])
+        elif key not in left_out and default is REQUIRED:
+            raise BadInput(f"'{where}.{key}' is missing: it takes {describe(hint)}")
+        elif key not in left_out:
             filled[key] = default
+    for name in others.keys() & given.keys():
+        if not others[name].allows(filled[name]):
+            takes = f"but it takes {others[name].takes}"
+            raise BadInput(f"'{where}.{name}' is {shown(filled[name])}, {takes}")
     return filled
 
 
-def convert(where: str, kind: Any, value: Any) -> Any:
-    """A value from TOML as the type that is asked for: by JSON's rules, in which a list may become a tuple and 1 a float."""
-    rules = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-    try:
-        return TypeAdapter(kind, config=rules).validate_json(json.dumps(value, default=str))
-    except ValidationError as error:
-        raise BadInput(f"'{where}' is {shown(value)}, but it takes {describe(kind)}") from error
+def arguments(kind: str, table: dict[str, Any], clients: int = 0) -> dict[str, Any]:
+    """The arguments for the member that a filled table names, for this number of clients."""
+    member = find(kind, table["name"])
+    given = {key: value for key, value in table.items() if key != "name"}
+    for name, other in alternatives(kind, member).items():
+        if name in given:
+            given[other.option] = other.value(given.pop(name), clients)
+    known = options(kind, member)
+    return {key: convert(key, known[key][0], value) for key, value in given.items()}
