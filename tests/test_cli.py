@@ -291,8 +291,8 @@ def test_list_names_every_member_of_every_kind() -> None:
     assert all(entry["summary"] for entries in tables.values() for entry in entries)
     budget = {entry["name"]: entry["options"] for entry in tables["samplers"]}
     assert "budget" in budget["uniform"]
-    text = call("list", "samplers").out
-    assert re.match("samplers\n  uniform +Every client equally likely", text)
+    first = call("list", "samplers").out.splitlines()[1]
+    assert first.split(maxsplit=1) == ["uniform", tables["samplers"][0]["summary"]]
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
@@ -544,7 +544,7 @@ def on_a_terminal(columns: int, *words: object) -> tuple[int, list[str]]:
 
 def test_a_person_at_a_terminal_sees_the_rounds_go_by(tmp_path: Path) -> None:
     status, shown = on_a_terminal(
-        80, PROGRAM, "run", "fedavg-digits", "--set", "rounds=20", "--out", tmp_path / "a"
+        80, PROGRAM, "run", "fedavg-digits", "--set", "rounds=60", "--out", tmp_path / "a"
     )
     assert status == 0
     assert shown[0] == "loading the data ..."
@@ -552,12 +552,12 @@ def test_a_person_at_a_terminal_sees_the_rounds_go_by(tmp_path: Path) -> None:
     live = [line for line in shown if line.startswith("fedavg-digits round")]
     assert any(
         re.fullmatch(
-            r"fedavg-digits round \d+/20 accuracy [\d.]+%  loss [\d.]+  5 clients \d+ s left", line
+            r"fedavg-digits round \d+/60 accuracy [\d.]+%  loss [\d.]+  5 clients \d+ s left", line
         )
         for line in live
     )
     assert re.fullmatch(
-        r"fedavg-digits round 20/20 accuracy [\d.]+%  loss [\d.]+  5 clients", live[-1]
+        r"fedavg-digits round 60/60 accuracy [\d.]+%  loss [\d.]+  5 clients", live[-1]
     )
     assert max(map(len, live)) <= 80
 
