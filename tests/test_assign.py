@@ -921,7 +921,7 @@ def test_processors_in_a_recipe() -> None:
     assert tuple(recipe.resolve(text)["sampler"]["processors"]) == (1, 2, 3)
     assert registry.fill("sampler", "samplers", Gvr, {"uploads": [1, 2.5]})["uploads"] == (1.0, 2.5)
     for wrong in ("mixt", "1.5", "[1.5]"):
-        takes = r"'sampler\.processors' is .*, but it takes a whole number or a list or one of"
+        takes = r"'sampler\.processors' is .*, but it takes a whole number, a list or 'mixed'"
         with pytest.raises(BadInput, match=takes):
             recipe.resolve(
                 recipe.override(recipe.read("mmfl-digits"), f"sampler.processors={wrong}")

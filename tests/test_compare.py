@@ -19,7 +19,7 @@ from rota import recipe
 from rota.cli import summary
 from rota.errors import BadInput
 from rota.recipe import compare
-from rota.running import experiment
+from rota.running import run as running
 
 SMALL = ("fedavg-digits", "--set", "rounds=2", "--set", "sampler.budget=2", "--set", "task.steps=2")
 
@@ -451,7 +451,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
         played.append(arguments)
         return original(*arguments)
 
-    original = experiment.loop.play
+    original = running.loop.play
     out = tmp_path / "a b"
     words = [
         "compare",
@@ -464,7 +464,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
         str(out),
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.loop, "play", play)
+        patch.setattr(running.loop, "play", play)
         stopped = call(*words)
     assert stopped.status == 130, stopped.err
     assert stopped.out == ""

@@ -5,11 +5,11 @@ from rota.recipe.config import (
     Config,
     assign,
     build,
-    top_keys,
     names,
     override,
     read,
     resolve,
+    top_keys,
     value_of,
 )
 
@@ -18,10 +18,10 @@ __all__ = [
     "Config",
     "assign",
     "build",
-    "top_keys",
     "names",
     "override",
     "read",
     "resolve",
+    "top_keys",
     "value_of",
 ]
