@@ -1,8 +1,9 @@
-"""Finding a data set's files: on this machine first, then from its official mirrors, and never without a checksum.
+"""Find a data set's files: on this machine first, then on its official mirrors.
 
-Each file is looked for in `$ROTA_DATA/<folder>`, in the cache (`$XDG_CACHE_HOME` or `~/.cache`, then `rota/<folder>`) and in
-`/usr/share/datasets/<folder>` (where Debian's dataset packages go), and is downloaded into the cache where none has it.
-Checking every file on every run costs a fraction of a second, so there is no note of earlier checks to go stale.
+Each file is looked for in `$ROTA_DATA/<folder>`, in the cache (`$XDG_CACHE_HOME` or `~/.cache`,
+then `rota/<folder>`) and in `/usr/share/datasets/<folder>`, where Debian's dataset packages put
+their files. If no place has it, it is downloaded into the cache. Every file is checked against its
+MD5 sum on every run. That costs a fraction of a second, and no note of an earlier check can go stale.
 """
 
 from __future__ import annotations
@@ -11,29 +12,33 @@ import contextlib
 import hashlib
 import importlib.util
 import os
-import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from rota.errors import BadInput
+from rota.files import replacing
 
 TIMEOUT = 10.0  # seconds without an answer, or without a byte
 TRIES = 3  # on each mirror, once it has answered
-PAUSE = 0.5  # seconds before the second try; doubles with each
+PAUSE = 0.5  # seconds before the second try; doubles with each further one
 SYSTEM = Path("/usr/share/datasets")
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file of a data set: its name, the MD5 sums it may have (the official one first), its mirrors, and other names it goes by."""
+    """A file of a data set.
+
+    `md5` are the sums it may have, the official one first; `urls` are its mirrors; `aliases` are
+    other names under which some copies keep it.
+    """
 
     name: str
     md5: tuple[str, ...]
@@ -42,27 +47,29 @@ class Remote:
 
 
 def cache(folder: str) -> Path:
-    """Where a data set's downloads go."""
+    """The folder that a data set's downloads go into."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rota" / folder
 
 
 def places(folder: str) -> list[Path]:
-    """The folders a data set is looked for in, in order."""
+    """The folders in which a data set is looked for, in order."""
     own = os.environ.get("ROTA_DATA")
     if own and not Path(own).expanduser().is_dir():
         raise BadInput(
-            f"ROTA_DATA is {own}, which is not a folder: set it to the folder that holds {folder}/, or unset it"
+            f"ROTA_DATA is {own}, which is not a folder: set it to the folder that holds "
+            f"{folder}/, or unset it"
         )
-    return ([Path(own).expanduser() / folder] if own else []) + [cache(folder), SYSTEM / folder]
+    first = [Path(own).expanduser() / folder] if own else []
+    return [*first, cache(folder), SYSTEM / folder]
 
 
 def at_hand(folder: str, files: tuple[Remote, ...]) -> bool:
-    """Whether all files are on this machine (they are not checked)."""
+    """Whether all files are on this machine. They are not checked."""
     return len(_look(folder, files)) == len(files)
 
 
 def on_disk(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
-    """Those of the files that are on this machine, checked, by name."""
+    """The paths, by name, of the files that are on this machine. They are checked."""
     found = _look(folder, files)
     for file in files:
         if file.name in found:
@@ -71,16 +78,15 @@ def on_disk(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
 
 
 def find(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
-    """The path of each file by its name; what is not on this machine is downloaded into the cache."""
+    """The path of each file by its name. Missing files are downloaded into the cache."""
     found = on_disk(folder, files)
     for file in files:
         if file.name not in found:
             target = cache(folder) / file.name
             why = _download(file, target)
             if why:
-                raise BadInput(
-                    _missing(folder, [f.name for f in files if f.name not in found], why)
-                )
+                missing = [each.name for each in files if each.name not in found]
+                raise BadInput(_missing(folder, missing, why))
             found[file.name] = target
     return found
 
@@ -88,9 +94,8 @@ def find(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
 def _look(folder: str, files: tuple[Remote, ...]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for file in files:
-        candidates = (
-            place / name for place in places(folder) for name in (file.name, *file.aliases)
-        )
+        names = (file.name, *file.aliases)
+        candidates = (place / name for place in places(folder) for name in names)
         path = next((path for path in candidates if path.is_file()), None)
         if path:
             found[file.name] = path
@@ -108,7 +113,8 @@ def _check(path: Path, file: Remote) -> None:
     if md5 not in file.md5:
         again = ", or remove it to have it downloaded again" if file.urls else ""
         raise BadInput(
-            f"{path} is damaged (its MD5 is {md5}, not {file.md5[0]}): replace it by a good copy{again}"
+            f"{path} is damaged (its MD5 is {md5}, not {file.md5[0]}): replace it by a good copy"
+            f"{again}"
         )
 
 
@@ -119,16 +125,22 @@ def _md5() -> hashlib._Hash:
 def _missing(folder: str, names: list[str], why: str) -> str:
     listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more files" if len(names) > 4 else "")
     return (
-        f"{folder} is not on this machine and could not be downloaded ({why}): put {listed} into $ROTA_DATA/{folder} or "
-        f"{cache(folder)}, or use the data 'digits' or 'synthetic', which need no files"
+        f"{folder} is not on this machine and could not be downloaded ({why}): put {listed} into "
+        f"$ROTA_DATA/{folder} or {cache(folder)}, or use the data 'digits' or 'synthetic', "
+        "which need no files"
     )
 
 
-def _download(file: Remote, target: Path) -> str:
-    """Bring a file into the cache, from the first mirror that delivers it whole. Returns why not, or nothing.
+class _BrokenOff(Exception):
+    """A mirror stopped in the middle of a file, or sent other bytes than it should."""
 
-    A mirror that cannot be reached is not tried twice, so that without a network this fails at once; one that answers and
-    then breaks off, sends damaged bytes or is overloaded (HTTP 5xx, 429) gets TRIES tries, with growing pauses.
+
+def _download(file: Remote, target: Path) -> str:
+    """Download a file into the cache from the first mirror that delivers it whole.
+
+    Returns an empty text, or the reason why no mirror did. A mirror that cannot be reached is not
+    tried twice, so without a network this fails at once. A mirror that breaks off, sends damaged
+    bytes or is overloaded (HTTP 5xx, 429) gets TRIES tries, with growing pauses.
     """
     why = "it has no mirror"
     for url in file.urls:
@@ -137,7 +149,8 @@ def _download(file: Remote, target: Path) -> str:
             if attempt:
                 time.sleep(PAUSE * 2 ** (attempt - 1))
             try:
-                md5 = _fetch(url, file, target)
+                _fetch(url, file, target)
+                return ""
             except HTTPError as error:
                 error.close()
                 why = f"{host} answered HTTP {error.code} for {file.name}"
@@ -145,66 +158,66 @@ def _download(file: Remote, target: Path) -> str:
                     break
             except URLError as error:
                 why = f"{host} cannot be reached: {error.reason}"
-                if (
-                    isinstance(error.reason, socket.gaierror)
-                    and error.reason.errno == socket.EAI_AGAIN
-                ):
-                    return why  # no name server answers: the other mirrors' names would only wait for it again
+                reason = error.reason
+                if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_AGAIN:
+                    return (
+                        why  # no name server answers, so other names would only wait for it again
+                    )
                 break
             except (OSError, HTTPException) as error:
                 why = f"{host} broke off {file.name}: {error}"
-            else:
-                if md5 in file.md5:
-                    return ""
-                why = f"{host} sent {file.name} damaged: its MD5 is {md5}, not {file.md5[0]}"
+            except _BrokenOff as error:
+                why = f"{host} {error}"
     return why
 
 
-def _fetch(url: str, file: Remote, target: Path) -> str:
-    """Download one URL and return its MD5; only if that is right does the file appear at `target`, whole."""
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+def _fetch(url: str, file: Remote, target: Path) -> None:
+    """Download one URL. The file appears at `target` only if it is whole and its MD5 is right."""
     try:
         reply = urlopen(Request(url, headers={"User-Agent": "rota"}), timeout=TIMEOUT)
     except TimeoutError as error:
         raise URLError("it does not answer") from error
     md5 = _md5()
-    with reply:
-        try:
-            with _writing(target):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                out = part.open("wb")
-            with (
-                out,
-                _progress(file.name, int(reply.headers.get("Content-Length") or 0)) as advance,
-            ):
-                while block := reply.read(1 << 16):
+    length = reply.headers.get("Content-Length") or ""
+    with (
+        reply,
+        _writing(target),
+        _progress(file.name, int(length) if length.isdecimal() else 0) as advance,
+    ):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target, shared=True) as part:
+            with part.open("wb") as out:
+                while block := _read(reply, file):
                     md5.update(block)
-                    with _writing(target):
-                        out.write(block)
+                    out.write(block)
                     advance(len(block))
-            if md5.hexdigest() in file.md5:
-                with _writing(target):
-                    os.replace(part, target)
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink()
-    return md5.hexdigest()
+            found = md5.hexdigest()
+            if found not in file.md5:
+                raise _BrokenOff(f"sent {file.name} damaged: its MD5 is {found}, not {file.md5[0]}")
+
+
+def _read(reply: HTTPResponse, file: Remote) -> bytes:
+    try:
+        return reply.read(1 << 16)
+    except (OSError, HTTPException) as error:
+        raise _BrokenOff(f"broke off {file.name}: {error}") from error
 
 
 @contextlib.contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Trouble with the disk is not the mirror's fault, and another mirror would not help."""
+    """Report trouble with the disk. It is not the mirror's fault, and no other mirror would help."""
     try:
         yield
     except OSError as error:
         raise BadInput(
-            f"cannot write {target} ({error.strerror}): make room, or set XDG_CACHE_HOME to another folder"
+            f"cannot write {target} ({error.strerror}): make room, or set XDG_CACHE_HOME to "
+            "another folder"
         ) from error
 
 
 @contextlib.contextmanager
 def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, where that is a terminal."""
+    """Show a progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield lambda _: None
         return

@@ -12,9 +12,9 @@ page.py      the page around them (page.css, page.js)
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from rota import files
 from rota.errors import BadInput
 from rota.report.groups import group
 from rota.report.page import render
@@ -31,11 +31,9 @@ def write(folders: list[Path], target: Path) -> Path:
     if not found:
         raise BadInput("there is nothing to report on: name at least one run folder")
     html = render(group(found))
-    aside = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(html, encoding="utf-8")
-        os.replace(aside, target)
+        files.write(target, html)
     except OSError as error:
         raise BadInput(
             f"cannot write the report to {target} ({error.strerror}): choose another place"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -26,6 +25,7 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.estimate.memory import Tensors
 from rota.experiment import State
+from rota.files import sync
 from rota.plan import Model
 from rota.weights import Weights
 
@@ -89,15 +89,6 @@ def load(folder: Path, like: State) -> Loaded | None:
         )
         shutil.rmtree(path)
     return found
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of files, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _rounds(folder: Path) -> list[Path]:

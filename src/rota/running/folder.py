@@ -19,9 +19,9 @@ from rota import weights
 from rota.data.describe import describe
 from rota.errors import BadInput
 from rota.experiment import Experiment, State
+from rota.files import read_json, replacing, sync, write
 from rota.hints import MOST
 from rota.running import checkpoint
-from rota.running.checkpoint import sync
 from rota.running.record import Record, finite
 
 CHANGEABLE = ("rounds", "target", "evaluate")
@@ -146,12 +146,9 @@ class Folder:
         """
         path, names = self.path / "data.json", experiment.names
         found = {n: describe(task.data) for n, task in zip(names, experiment.tasks, strict=True)}
-        try:
-            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
-        except ValueError as error:
-            raise BadInput(
-                f"{path} is damaged ({error}): fix it, or start again with another --out"
-            ) from error
+        before = found
+        if path.exists():
+            before = read_json(path, "fix it, or start again with another --out")
         for name in found:
             if before.get(name) != found[name]:
                 raise BadInput(
@@ -219,24 +216,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Replace a file at once: write to the path that this yields.
-
-    A reader, or a crash, sees either the old file or the new one.
-    """
-    aside = path.with_name(path.name + ".part")
-    yield aside
-    sync(aside)
-    os.replace(aside, path)
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file's text at once."""
-    with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
