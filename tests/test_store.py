@@ -38,7 +38,9 @@ from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yogi
 from rota.experiment import Experiment, State
 from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task
-from rota.running import experiment as experiments
+from rota.policies import KINDS
+from rota.running import run as running
+from rota.running.describe import describe
 from rota.running.folder import Folder, checkpoint, differences, flat, refuse_used
 from rota.running.record import Record
 from rota.running.run import Interrupted, Run, execute
@@ -195,8 +197,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every round, as if rounds took long."""
-    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
-    monkeypatch.setattr(experiments, "CHECKPOINT_COSTS", -1.0)
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(running, "CHECKPOINT_COSTS", -1.0)
 
 
 @pytest.fixture
@@ -231,19 +233,16 @@ def bits(value: Any) -> tuple[Any, ...]:
 
 
 def same(one: State, other: State) -> bool:
+    """Whether two states are the same in every bit, and under the same names."""
+
     def named(state: State) -> dict[str, Any]:
-        groups = {
-            "sampler": state.policies["sampler"],
-            "estimator": state.policies["estimator"],
-            "availability": state.policies["availability"],
-        }
-        groups |= {f"server {s}": moments for s, moments in enumerate(state.policies["server"])}
-        groups |= {f"model {s}": model._asdict() for s, model in enumerate(state.models)}
-        return {
-            f"{group} {name}": bits(value)
-            for group, values in groups.items()
-            for name, value in values.items()
-        }
+        out: dict[str, Any] = {"shares": bits(state.shares)}
+        for kind, remembered in state.policies.items():
+            out[kind] = sorted(remembered)
+            out |= {f"{kind} {name}": bits(value) for name, value in remembered.items()}
+        for s, model in enumerate(state.models):
+            out[f"model {s}"] = (model.task, bits(model.params), bits(model.buffers))
+        return out
 
     def numbers(state: State) -> list[Any]:
         return [state.round, state.seconds, state.bytes_up, state.bytes_down]
@@ -271,22 +270,45 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
     )
 )
 NAMES = st.text(st.characters(codec="utf-8"), max_size=8)
-TENSORS = st.dictionaries(NAMES, ARRAYS.map(torch.from_numpy), max_size=3)
-FLAT = arrays.arrays(np.float32, st.integers(0, 9)).map(torch.from_numpy)
-STATES = st.integers(1, 11).flatmap(
-    lambda count: st.builds(
-        State,
-        round=st.integers(0, 10**7),
-        models=st.lists(st.builds(Weights, FLAT, FLAT), min_size=count, max_size=count),
-        sampler=st.dictionaries(NAMES, ARRAYS | ARRAYS.map(np.transpose), max_size=3),
-        availability=st.dictionaries(NAMES, ARRAYS, max_size=2),
-        estimator=TENSORS,
-        server=st.lists(TENSORS, min_size=count, max_size=count),
-        seconds=st.floats(0, allow_nan=False),
-        bytes_up=st.integers(0, 2**70),
-        bytes_down=st.integers(0, 2**70),
-    )
+REMEMBERED = st.dictionaries(
+    NAMES, ARRAYS | ARRAYS.map(np.transpose) | ARRAYS.map(torch.from_numpy), max_size=3
 )
+FLAT = arrays.arrays(np.float32, st.integers(0, 9)).map(torch.from_numpy)
+WEIGHTS = st.builds(Weights, FLAT, FLAT)
+CONFIG = st.dictionaries(NAMES, st.integers() | st.text(max_size=5) | st.just([1.5, {"a": 1}]))
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    """Any state: several models may have one task, and every kind of policy remembers anything."""
+    tasks = draw(st.lists(WEIGHTS, min_size=1, max_size=4))
+    numbers = draw(st.lists(st.integers(0, len(tasks) - 1), min_size=1, max_size=11))
+    models = []
+    for task in numbers:
+        like = tasks[task]
+        params = draw(arrays.arrays(np.float32, len(like.params)).map(torch.from_numpy))
+        buffers = draw(arrays.arrays(np.float32, len(like.buffers)).map(torch.from_numpy))
+        models.append(Model(task, Weights(params, buffers)))
+    return State(
+        round=draw(st.integers(0, 10**7)),
+        models=models,
+        shares=draw(arrays.arrays(np.float64, (len(models), 3))),
+        policies={kind: draw(REMEMBERED) for kind in KINDS},
+        seconds=draw(st.floats(0, allow_nan=False)),
+        bytes_up=draw(st.integers(0, 2**70)),
+        bytes_down=draw(st.integers(0, 2**70)),
+    )
+
+
+def begun(state: State) -> State:
+    """A first state for a run with this state: of each task one model, and empty memories."""
+    first = {model.task: model for model in state.models}
+    return replace(
+        state,
+        round=0,
+        models=[first[task] for task in sorted(first)],
+        policies={kind: {} for kind in state.policies},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -295,33 +317,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(deadline=None, max_examples=60)
-@given(state=STATES, wall=st.floats(0, 1e9))
-def test_state_round_trip(place: Path, state: State, wall: float) -> None:
+@given(state=states(), wall=st.floats(0, 1e9), config=CONFIG)
+def test_state_round_trip(place: Path, state: State, wall: float, config: dict[str, Any]) -> None:
     shutil.rmtree(place, ignore_errors=True)
-    checkpoint.save(place, state, wall)
-    like = replace(
-        state, round=0, sampler={}, availability={}, estimator={}, server=[{} for _ in state.models]
-    )
-    loaded = checkpoint.load(place, like)
+    checkpoint.save(place, state, wall, config)
+    loaded = checkpoint.load(place, begun(state))
     assert loaded is not None
-    assert same(loaded[0], state)
-    assert loaded[1] == wall
+    assert same(loaded.state, state)
+    assert loaded.wall_seconds == wall
+    assert loaded.config == config
 
 
 def test_all_of_the_state_is_kept() -> None:
     """A field added to State must be added to the checkpoint, and to `same` here."""
-    kept = {
-        "round",
-        "models",
-        "sampler",
-        "availability",
-        "estimator",
-        "server",
-        "seconds",
-        "bytes_up",
-        "bytes_down",
-    }
+    kept = {"round", "models", "shares", "policies", "seconds", "bytes_up", "bytes_down"}
     assert {field.name for field in fields(State)} == kept
+
+
+def small(**policies: Any) -> State:
+    """A state with one model of three parameters, and these memories."""
+    model = Model(0, Weights(torch.arange(3.0), torch.zeros(0)))
+    return State(1, [model], np.ones((1, 2)) / 2, {kind: {} for kind in KINDS} | policies)
 
 
 def test_awkward_arrays(tmp_path: Path) -> None:
@@ -329,32 +345,35 @@ def test_awkward_arrays(tmp_path: Path) -> None:
     base = torch.arange(12.0)
     locked = np.arange(3)
     locked.flags.writeable = False
-    state = State(
-        round=1,
-        models=[Weights(base[:4], base[4:4])],
-        sampler={
-            "locked": locked,
-            "backwards": np.arange(4)[::-1],
-            "again": locked,
-            "columns": np.eye(3)[:, 1],
-        },
-        estimator={
-            "model": base[:4],
-            "row": base.view(3, 4)[1],
-            "columns": base.view(3, 4).T,
-            "base": base,
-            "half": base[6:].to(torch.bfloat16),
-        },
-        server=[{"momentum": base, "step": torch.tensor(3.0)}],
+    state = replace(
+        small(
+            sampler={
+                "locked": locked,
+                "backwards": np.arange(4)[::-1],
+                "again": locked,
+                "columns": np.eye(3)[:, 1],
+            },
+            estimator={
+                "model": base[:4],
+                "row": base.view(3, 4)[1],
+                "columns": base.view(3, 4).T,
+                "base": base,
+                "half": base[6:].to(torch.bfloat16),
+            },
+            server={"0.momentum": base, "0.step": torch.tensor(3.0)},
+        ),
+        models=[Model(0, Weights(base[:4], base[4:4]))],
     )
-    checkpoint.save(tmp_path, state, 0.0)
-    loaded = checkpoint.load(tmp_path, replace(state, sampler={}, estimator={}, server=[{}]))
+    checkpoint.save(tmp_path, state, 0.0, {})
+    loaded = checkpoint.load(tmp_path, begun(state))
     assert loaded is not None
-    assert same(loaded[0], state)
-    assert all(array.flags.writeable for array in loaded[0].sampler.values())
+    after = loaded.state
+    assert same(after, state)
+    assert all(array.flags.writeable for array in after.policies["sampler"].values())
+    weights = after.models[0].weights
     assert all(
         t.data_ptr() % 64 == 0
-        for t in (*loaded[0].estimator.values(), *loaded[0].models[0])
+        for t in (*after.policies["estimator"].values(), *weights)
         if t.numel()
     )
 
@@ -438,18 +457,12 @@ def test_every_policy_survives_ctrl_c_inside_a_round(
     chunks = total = 0
     train = Sequential.train
 
-    def interrupted(
-        self: Sequential,
-        models: list[Weights],
-        plan: Plan,
-        now: int,
-        correction: Any = None,
-    ) -> Iterator[Chunk]:
+    def interrupted(self: Sequential, job: Job) -> Iterator[Chunk]:
         nonlocal chunks
-        for chunk in train(self, models, plan, now, correction):
+        for chunk in train(self, job):
             yield chunk
-            chunks += now == 3
-            if chunks == total and now == 3:
+            chunks += job.now == 3
+            if chunks == total and job.now == 3:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -482,11 +495,9 @@ def breaking(number: int, chunks: int) -> Callable[..., Iterator[Chunk]]:
     """Training that breaks off in one round (in its probe, where there is one) after so many chunks."""
     train = Toy.train
 
-    def broken(
-        self: Toy, models: list[Weights], plan: Plan, now: int, correction: Any = None
-    ) -> Iterator[Chunk]:
-        for at, chunk in enumerate(train(self, models, plan, now, correction)):
-            if now == number and at == min(chunks, len(plan) - 1):
+    def broken(self: Toy, job: Job) -> Iterator[Chunk]:
+        for at, chunk in enumerate(train(self, job)):
+            if job.now == number and at == min(chunks, len(job.plan) - 1):
                 raise RuntimeError("the power failed")
             yield chunk
 
@@ -544,7 +555,7 @@ def test_a_broken_round_can_be_played_again(
 ) -> None:
     """From the state before it, in the same process: its memory may have been written to by then."""
     experiment = remembering(name, place)
-    machine = Toy(experiment.tasks)
+    machine = Toy(experiment)
     whole, broken = (loop.begin(experiment, machine) for _ in range(2))
     for now in range(1, 6):
         whole, _ = loop.play(experiment, machine, whole)
@@ -560,40 +571,21 @@ def test_a_broken_round_can_be_played_again(
 
 def test_a_memory_is_read_into_the_one_there_is(tmp_path: Path) -> None:
     """There may be no room for a second; but what two names share is not written to."""
-    state = replace(
-        STATE,
-        estimator={
-            "memory": torch.randn(4, 3),
-            "rows": torch.randn(2, 3),
-            "one": torch.ones(2),
-            "two": torch.zeros(2),
-        },
+    memory, rows = torch.randn(4, 3), torch.randn(2, 3)
+    state = small(
+        estimator={"memory": memory, "rows": rows, "one": torch.ones(2), "two": torch.zeros(2)}
     )
-    checkpoint.save(tmp_path, state, 0.0)
+    checkpoint.save(tmp_path, state, 0.0, {})
     shared = torch.full((2,), 5.0)
-    like = replace(
-        STATE,
-        estimator={
-            "memory": torch.zeros(4, 3),
-            "rows": torch.zeros(0, 3),
-            "one": shared,
-            "two": shared,
-        },
+    held = torch.zeros(4, 3)
+    like = small(
+        estimator={"memory": held, "rows": torch.zeros(0, 3), "one": shared, "two": shared}
     )
     loaded = checkpoint.load(tmp_path, like)
     assert loaded is not None
-    assert same(loaded[0], state)
-    assert loaded[0].estimator["memory"].data_ptr() == like.estimator["memory"].data_ptr()
+    assert same(loaded.state, state)
+    assert loaded.state.policies["estimator"]["memory"].data_ptr() == held.data_ptr()
     assert shared.tolist() == [5, 5]
-
-
-STATE = State(
-    round=1,
-    models=[Weights(torch.arange(3.0), torch.zeros(0))],
-    sampler={},
-    estimator={},
-    server=[{}],
-)
 
 
 @pytest.mark.usefixtures("every_round")
@@ -602,7 +594,7 @@ STATE = State(
 )  # a file opened, and interrupted before its `with`
 def test_ctrl_c_at_any_line(tmp_path: Path, unbroken: dict[str, Any]) -> None:
     """Ctrl-C anywhere in the code that plays and keeps the rounds: the run says so and can be resumed, exactly."""
-    watched = {experiments.__file__, checkpoint.__file__, sys.modules[Folder.__module__].__file__}
+    watched = {running.__file__, checkpoint.__file__, sys.modules[Folder.__module__].__file__}
     experiment = make()
 
     def interrupt_at(line: int, folder: Path) -> bool:
@@ -979,7 +971,7 @@ def test_damaged_checkpoint(
     play(make(), out=stopped, resume=True, watch=(seen := []).append)
     assert [record["round"] for record in seen] == [3, 4]
     assert [record.getMessage() for record in caplog.records] == [
-        f"the checkpoint {stopped / 'checkpoint' / '00000003'} is damaged: going on from round 2"
+        f"the checkpoint {stopped / 'checkpoint' / '00000003'} is damaged: resuming from round 2"
     ]
     assert contents(stopped) == unbroken
     shutil.rmtree(stopped / "checkpoint" / "00000004")
@@ -992,10 +984,8 @@ def test_damaged_checkpoint(
 def test_any_damage_is_noticed(place: Path, data: st.DataObject) -> None:
     """Every byte of a checkpoint but its wall-clock time matters: a flipped bit or a lost end never goes unnoticed."""
     shutil.rmtree(place, ignore_errors=True)
-    state = State(
-        1, [Weights(torch.arange(4.0), torch.empty(0))], {"p": np.arange(3)}, {}, [{}], 1.5, 7, 8
-    )
-    checkpoint.save(place, state, 0.0)
+    state = replace(small(sampler={"p": np.arange(3)}), seconds=1.5, bytes_up=7, bytes_down=8)
+    checkpoint.save(place, state, 0.0, {"rounds": 3})
     path = place / "00000001" / data.draw(st.sampled_from(["state.safetensors", "state.json"]))
     content = bytearray(path.read_bytes())
     numbers = content.find(b', "wall_seconds') if path.name == "state.json" else len(content)
@@ -1020,7 +1010,7 @@ def test_no_checkpoint_is_whole(
         os.truncate(stopped / "checkpoint" / name / "state.safetensors", 100)
     play(make(), out=stopped, resume=True)
     assert [record.getMessage().split(": ")[-1] for record in caplog.records] == [
-        "going on from round 0"
+        "resuming from round 0"
     ] * 2
     assert contents(stopped) == unbroken
 
@@ -1069,7 +1059,7 @@ def test_another_model_in_the_checkpoint(stopped: Path) -> None:
     ]
     other = make(tasks=tasks)
     with (
-        Folder.reopen(stopped, experiments.describe(make())) as folder,
+        Folder.reopen(stopped, describe(make())) as folder,
         pytest.raises(BadInput, match="holds other models"),
     ):
         folder.read_state(play(replace(other, rounds=1)).state)
@@ -1166,8 +1156,9 @@ def test_resume_says_what_differs(tmp_path: Path) -> None:
             pass
         return str(refused.value)
 
-    assert "(rounds was 3 and is now 4)" in refusal(rounds=4)
-    assert str(tmp_path / "config.toml") in refusal(rounds=4)
+    assert "(seed was not set and is now 4)" in refusal(seed=4)
+    assert f"the run in {tmp_path} was made with another configuration" in refusal(seed=4)
+    assert "(only rounds, target, evaluate may change)" in refusal(seed=4)
     assert "(task.1.lr was 0.1 and is now 0.2)" in refusal(
         task=[{"lr": 0.1}, {"lr": 0.2, "sizes": [1, 2]}]
     )
@@ -1179,8 +1170,9 @@ def test_resume_says_what_differs(tmp_path: Path) -> None:
         in refusal(sampler={"name": "full"})
     )
     assert (
-        "(rounds was 3 and is now 1, target was 0.5 and is now 0.1, seed was not set and is now 2 and 1 more)"
-        in refusal(rounds=1, target=0.1, seed=2, evaluate=5)
+        "(sampler.budget was 5.0 and is now 4, seed was not set and is now 2, "
+        'metrics was not set and is now ["cost"] and 1 more)'
+        in refusal(sampler={"name": "uniform", "budget": 4}, seed=2, metrics=["cost"], stray=1)
     )
     # the same values in other words are the same configuration
     text = (tmp_path / "config.toml").read_text()

@@ -123,8 +123,8 @@ def _named(state: State) -> dict[str, Tensor | Array]:
 
 
 def _arrays(state: State) -> list[str]:
-    """The names of what is a numpy array rather than a tensor."""
-    return [name for name, value in _named(state).items() if not isinstance(value, Tensor)]
+    """The names of what is a numpy array rather than a tensor, sorted: a loaded state has another order."""
+    return sorted(name for name, value in _named(state).items() if not isinstance(value, Tensor))
 
 
 def _tensors(state: State) -> dict[str, Tensor]:

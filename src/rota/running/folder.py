@@ -65,13 +65,7 @@ class Folder:
             raise BadInput(
                 f"there is no run to resume in {path}: leave --resume out to start one there"
             )
-        try:
-            made_with = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(
-                f"{path / 'config.toml'} cannot be read ({error}): fix it, or choose another --out"
-            ) from error
-        _refuse_other(path, made_with, config)
+        _refuse_other(path, _read_config(path), config)
         with locked(path):
             yield cls(path, config)
 
@@ -95,8 +89,17 @@ class Folder:
         if (self.path / "rounds.jsonl").exists():
             kept = sum(len(line) + 1 for line in lines[: state.round])
             os.truncate(self.path / "rounds.jsonl", kept)
-        write(self.path / "config.toml", tomli_w.dumps(self.config))
         return state, wall
+
+    def begin(self, ended: bool) -> None:
+        """Write the present configuration; unless the run has ended, remove an earlier summary.
+
+        A run that is resumed with more rounds had a summary already.
+        """
+        if _plain(_read_config(self.path)) != _plain(self.config):
+            write(self.path / "config.toml", tomli_w.dumps(self.config))
+        if not ended:
+            (self.path / "summary.json").unlink(missing_ok=True)
 
     def records(self) -> list[Record]:
         """The rounds written so far."""
@@ -169,13 +172,29 @@ class Folder:
                 save_file({key: value.cpu().clone() for key, value in named.items()}, aside)
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    """What config.toml says."""
+    file = path / "config.toml"
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(
+            f"{file} cannot be read ({error}): fix it, or choose another --out"
+        ) from error
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as JSON has it: TOML knows dates, and Python knows tuples."""
+    return dict(json.loads(json.dumps(config, default=str)))
+
+
 def _refuse_other(place: Path, made_with: dict[str, Any], config: dict[str, Any]) -> None:
     """Refuse to resume with another configuration, and say what differs."""
-    fixed = []
-    for each in (made_with, config):
-        plain = json.loads(json.dumps(each))  # tuples become lists, as in the files
-        fixed.append({key: value for key, value in plain.items() if key not in CHANGEABLE})
-    differs = differences(*fixed)
+    before, now = (
+        {key: value for key, value in _plain(each).items() if key not in CHANGEABLE}
+        for each in (made_with, config)
+    )
+    differs = differences(before, now)
     if differs:
         folder = place if (place / "config.toml").exists() else place.parent
         raise BadInput(

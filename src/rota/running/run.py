@@ -19,8 +19,8 @@ from rota.plan import Task
 from rota.running.check import check
 from rota.running.describe import describe
 from rota.running.record import Record, columns, reached
-from rota.running.summary import refuse_stuck, summarise
-from rota.running.watch import Watch, Watcher, watchers
+from rota.running.summary import refuse_fewer, refuse_stuck, summarise
+from rota.running.watch import Watch, Watcher, tell_end, watchers
 from rota.sampling import Sampler
 from rota.sampling.metrics import Meter
 
@@ -155,16 +155,16 @@ def _watched(
     told: list[Watcher],
 ) -> Run:
     """Play the rounds, and tell the watchers how it begins and ends."""
-    for each in told:
-        each.begin(config)
+    begun: list[Watcher] = []
     try:
+        for each in told:
+            each.begin(config)
+            begun.append(each)
         finished = _play(experiment, machine, state, folder, told)
     except BaseException as error:
-        for each in told:
-            each.end(error)
+        tell_end(begun, error)
         raise
-    for each in told:
-        each.end(finished.summary)
+    tell_end(begun, finished.summary)
     return finished
 
 
@@ -182,6 +182,7 @@ def _play(
         state, spent = folder.read_state(state)
         records = folder.records()
         refuse_stuck(experiment, records)
+        refuse_fewer(experiment, records)
     if experiment.metrics:
         before = records[-1] if records else {}
         meter = Meter(experiment.metrics, experiment.sampler, machine, before)
@@ -192,6 +193,8 @@ def _play(
 
     pause = CHECKPOINT_SECONDS
     done = bool(records) and reached(records[-1], experiment.target)
+    if folder:
+        folder.begin(ended=done or state.round == experiment.rounds)
     try:
         while state.round < experiment.rounds and not done:
             after, entry = loop.play(experiment, machine, state, meter)
@@ -199,6 +202,8 @@ def _play(
                 folder.append(entry)
             state = after  # only now: a checkpoint must not be ahead of the lines
             records.append(entry)
+            for each in told:
+                each.round(entry)
             refuse_stuck(experiment, records)
             done = reached(entry, experiment.target)
             if folder and time.monotonic() - saved > pause:
@@ -206,8 +211,6 @@ def _play(
                 folder.save(state, wall(start))
                 saved = time.monotonic()
                 pause = max(CHECKPOINT_SECONDS, CHECKPOINT_COSTS * (saved - start))
-            for each in told:
-                each.round(entry)
     finally:
         if folder:  # whatever ended the rounds, the last whole one is kept
             folder.save(state, wall(time.monotonic()))

@@ -50,6 +50,17 @@ def refuse_stuck(experiment: Experiment, records: list[Record]) -> None:
     raise Stuck(f"round {now}: no client's update could be used in {rounds} ({why}): {fix}")
 
 
+def refuse_fewer(experiment: Experiment, records: list[Record]) -> None:
+    """Refuse to resume a run with fewer rounds than it has, or with a last round without a test."""
+    played = len(records)
+    least = played + (played > 0 and not tested(records[-1]))
+    if played >= experiment.rounds < least:
+        raise BadInput(
+            f"rounds is {experiment.rounds}, but the run has already played {played}: set rounds to "
+            f"at least {least}"
+        )
+
+
 def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:
     """A run in a few numbers.
 

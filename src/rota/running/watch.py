@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from rota.errors import BadInput
@@ -46,13 +47,21 @@ def watchers(watch: Watch) -> list[Watcher]:
     given: Any = watch if isinstance(watch, list | tuple) else [] if watch is None else [watch]
     out: list[Watcher] = []
     for each in given:
-        if all(hasattr(each, method) for method in ("begin", "round", "end")):
-            out.append(each)
-        elif callable(each):
-            out.append(Each(each))
-        else:
+        if isinstance(each, type) or not (_watches(each) or callable(each)):
             raise BadInput(
                 f"watch has a {type(each).__name__}: give functions of a round's record, or "
                 "objects with begin, round and end"
             )
+        out.append(each if _watches(each) else Each(each))
     return out
+
+
+def _watches(thing: Any) -> bool:
+    return all(hasattr(thing, method) for method in ("begin", "round", "end"))
+
+
+def tell_end(told: list[Watcher], ended: dict[str, Any] | BaseException) -> None:
+    """Tell all watchers how the run ended, even if one of them fails at that."""
+    with ExitStack() as stack:
+        for each in reversed(told):
+            stack.callback(each.end, ended)
