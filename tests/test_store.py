@@ -709,9 +709,9 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     [
         (
             lambda task: replace(task, data=federation(SIZES, seed=1)),
-            "the data of 'blobs' are not those that the run in .* began with",
+            "the data of 'blobs' are not the data that the run in .* started with",
         ),
-        (lambda task: replace(task, data=moved(task.data)), "the data of 'blobs' are not those"),
+        (lambda task: replace(task, data=moved(task.data)), "the data of 'blobs' are not the data"),
         (
             lambda task: replace(task, score=absolute),
             r"task\.score was \"top1\" and is now \"absolute\"",
@@ -752,7 +752,7 @@ def test_damaged_notes_on_the_data_are_named(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 2, "engine": "sequential", "device": "cpu"}
     rota.run([task], out=tmp_path, **settings)
     (tmp_path / "data.json").write_text("{")
-    with pytest.raises(BadInput, match=r"data\.json is damaged .* mend it"):
+    with pytest.raises(BadInput, match=r"data\.json is damaged .* fix it"):
         rota.run([task], out=tmp_path, resume=True, **settings)
 
 
@@ -1119,7 +1119,7 @@ def test_new_folder(tmp_path: Path) -> None:
     with Folder.create(tmp_path, {"rounds": 1}):
         assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
     with pytest.raises(
-        BadInput, match="already in use: add --resume to go on with it, or choose another --out"
+        BadInput, match="already in use: add --resume to resume its run, or choose another --out"
     ):
         refuse_used(tmp_path)
     (tmp_path / "config.toml").rename(tmp_path / "notes.txt")
