@@ -25,11 +25,12 @@ import numpy as np
 import pytest
 
 import rota
-from rota import cli, data, loop, recipe
+from rota import cli, data, engine, loop, recipe
 from rota.cli import app as commands
 from rota.cli import output as cli_output
 from rota.cli import progress
 from rota.recipe import registry
+from rota.running import choices
 from rota_lab import reproduce
 from rota_lab.reproduce import Result, over_seeds
 
@@ -260,6 +261,18 @@ def test_the_shell_completes(
     found = set(out.getvalue().split())
     assert offered <= found
     assert all(word.startswith(current) for word in found)
+
+
+def test_an_engine_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(engine.ENGINES) == list(choices.ENGINES)
+    known = f"--engine {'|'.join(['auto', *engine.ENGINES])}"
+    assert known in call("run", "--help").out
+    assert "'third' is not one of auto, " in call("run", *SMALL, "--engine", "third").err
+    monkeypatch.setitem(choices.ENGINES, "third", choices.ENGINES["sequential"])
+    monkeypatch.setitem(
+        engine.ENGINES, "third", mock.Mock(make=mock.Mock(side_effect=ValueError("it ran")))
+    )
+    assert "ValueError: it ran" in call("run", *SMALL, "--engine", "third").err
 
 
 def test_completion_works_in_a_process_of_its_own() -> None:
@@ -693,6 +706,14 @@ def test_ctrl_c_while_something_is_being_loaded_is_a_sentence(tmp_path: Path, lo
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rota: interrupted\n")
+
+
+def test_the_names_of_engines_are_completed_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is loaded')\n")
+    words = {"COMP_WORDS": "rota run fedavg-digits --engine ", "COMP_CWORD": "4"}
+    environment = in_front(tmp_path) | {"_ROTA_COMPLETE": "complete_bash", **words}
+    done = subprocess.run([PROGRAM], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split(), done.stderr) == (["auto", *engine.ENGINES], "")
 
 
 def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rota.cli import loading
-from rota.cli.options import Device, DeviceName, Json, starting, works
+from rota.cli.options import Device, Json, starting, works
 from rota.cli.output import print_json, print_line, print_names
 from rota.errors import BadInput
 
@@ -22,7 +22,7 @@ def bench(
             autocompletion=starting(works),
         ),
     ] = None,
-    device: Device = DeviceName.auto,
+    device: Device = "auto",
     peers: Annotated[
         str, typer.Option(metavar="A,B|all|none", help="The systems to compare with.")
     ] = "all",

@@ -12,12 +12,9 @@ import typer
 from rota.cli import loading
 from rota.cli.options import (
     Device,
-    DeviceName,
     Engine,
-    EngineName,
     Json,
     Precision,
-    PrecisionName,
     Recipe,
     Set,
 )
@@ -46,9 +43,9 @@ def compare(
     ],
     seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds for each value.")] = 1,
     set_: Set = [],  # noqa: B006
-    engine: Engine = EngineName.auto,
-    device: Device = DeviceName.auto,
-    precision: Precision = PrecisionName.fp32,
+    engine: Engine = "auto",
+    device: Device = "auto",
+    precision: Precision = "fp32",
     resume: Annotated[
         bool,
         typer.Option(

@@ -1,56 +1,34 @@
-"""What the commands' arguments and options take, and how a shell completes them."""
+"""What the commands' arguments and options accept, and how a shell completes them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
-
-class EngineName(StrEnum):
-    auto = "auto"
-    sequential = "sequential"
-    batched = "batched"
+from rota.running.choices import DEVICES, ENGINES, PRECISIONS
 
 
-class DeviceName(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+def one_of(names: Iterable[str], *more: str) -> dict[str, Any]:
+    """An option that takes one of a few names, with a "did you mean" for a name that is close."""
 
+    def known() -> list[str]:
+        return [*more, *names]
 
-class PrecisionName(StrEnum):
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
+    def parse(word: str) -> str:
+        if word in known():
+            return word
+        near = difflib.get_close_matches(word, known(), n=1, cutoff=0.8)  # 'gpu' is not 'cpu'
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise typer.BadParameter(f"'{word}' is not one of {', '.join(known())}{hint}")
 
-
-def one_of(choices: type[StrEnum]) -> dict[str, Any]:
-    """An option that takes one of a few words, with a "did you mean" for any other that is nearly one of them."""
-
-    def parse(word: str) -> StrEnum:
-        if word not in list(choices):
-            near = difflib.get_close_matches(
-                word, choices, n=1, cutoff=0.8
-            )  # 'gpu' does not mean 'cpu'
-            raise typer.BadParameter(
-                f"'{word}' is not one of {', '.join(choices)}"
-                + (f"; did you mean '{near[0]}'?" if near else "")
-            )
-        return choices(word)
-
-    return {
-        "parser": parse,
-        "metavar": "|".join(choices),
-        "autocompletion": starting(lambda: list(choices)),
-    }
+    return {"parser": parse, "metavar": "|".join(known()), "autocompletion": starting(known)}
 
 
 def starting(words: Callable[[], list[str]]) -> Callable[[str], list[str]]:
-    """Shell completion from a list that is made when it is needed."""
+    """Shell completion from a list that is made only when it is needed."""
     return lambda incomplete: [word for word in words() if word.startswith(incomplete)]
 
 
@@ -91,13 +69,13 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a key of the recipe (KEY= unsets it); may be given many times.",
+        help="Change a key of the recipe; KEY= removes it. May be given many times.",
     ),
 ]
-Engine = Annotated[EngineName, typer.Option(help="What trains the clients.", **one_of(EngineName))]
-Device = Annotated[DeviceName, typer.Option(help="Where.", **one_of(DeviceName))]
+Engine = Annotated[str, typer.Option(help="What trains the clients.", **one_of(ENGINES, "auto"))]
+Device = Annotated[str, typer.Option(help="Device to train on.", **one_of(DEVICES, "auto"))]
 Precision = Annotated[
-    PrecisionName,
-    typer.Option(help="Of products; tf32 and bf16 are for a GPU.", **one_of(PrecisionName)),
+    str,
+    typer.Option(help="Precision of products; tf32 and bf16 are for GPUs.", **one_of(PRECISIONS)),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from rota.cli import loading
-from rota.cli.options import DeviceName, Json, PrecisionName, one_of, reproductions, starting
+from rota.cli.options import Json, one_of, reproductions, starting
 from rota.cli.output import print_json, print_line, print_names
 from rota.errors import BadInput
+from rota.running.choices import DEVICES, PRECISIONS
 
 
 def reproduce(
@@ -41,11 +42,11 @@ def reproduce(
         bool, typer.Option("--estimate", help="Show how much work it is, and do none.")
     ] = False,
     device: Annotated[
-        DeviceName | None, typer.Option(help="Device to train on.", **one_of(DeviceName))
+        str | None, typer.Option(help="Device to train on.", **one_of(DEVICES, "auto"))
     ] = None,
     precision: Annotated[
-        PrecisionName | None,
-        typer.Option(help="Precision of products.", **one_of(PrecisionName)),
+        str | None,
+        typer.Option(help="Precision of products.", **one_of(PRECISIONS)),
     ] = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of the results page and finished parts.")

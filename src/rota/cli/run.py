@@ -12,12 +12,9 @@ import typer
 from rota.cli import loading
 from rota.cli.options import (
     Device,
-    DeviceName,
     Engine,
-    EngineName,
     Json,
     Precision,
-    PrecisionName,
     Recipe,
     Set,
 )
@@ -29,9 +26,9 @@ from rota.errors import BadInput, what_and_where
 def run(
     recipe: Recipe,
     set_: Set = [],  # noqa: B006
-    engine: Engine = EngineName.auto,
-    device: Device = DeviceName.auto,
-    precision: Precision = PrecisionName.fp32,
+    engine: Engine = "auto",
+    device: Device = "auto",
+    precision: Precision = "fp32",
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the run; default: runs/RECIPE-TIME."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +14,7 @@ from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput, did_you_mean
 from rota.plan import Chunk, Job, Model, Seen
+from rota.running import choices
 
 if TYPE_CHECKING:
     from rota.experiment import Experiment
@@ -44,9 +46,13 @@ class Options:
     autocast: torch.dtype | None = None
 
 
-ENGINES: dict[str, Any] = {"sequential": Sequential, "batched": Batched}
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+ENGINES: dict[str, Any] = {name: _load(place) for name, place in choices.ENGINES.items()}
 """Classes with `make(experiment, options)`, which returns an Engine."""
-PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def where(device: str) -> str:
@@ -55,7 +61,7 @@ def where(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
-    if device not in ("cpu", "cuda"):
+    if device not in choices.DEVICES:
         raise BadInput(f"unknown device '{device}': use cuda (a GPU), cpu, or auto")
     return device
 
@@ -73,8 +79,9 @@ def make(
     if name not in ENGINES:
         raise BadInput(f"unknown engine '{name}': {did_you_mean(name, ['auto', *ENGINES])}")
     device = where(device)
-    if precision not in PRECISIONS:
-        raise BadInput(f"unknown precision '{precision}': {did_you_mean(precision, PRECISIONS)}")
+    if precision not in choices.PRECISIONS:
+        hint = did_you_mean(precision, choices.PRECISIONS)
+        raise BadInput(f"unknown precision '{precision}': {hint}")
     if device == "cuda":  # by default torch takes tf32 for convolutions, but not for products
         tf32 = precision != "fp32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32

@@ -11,11 +11,12 @@ import work as shared  # type: ignore[import-not-found]
 import rota
 from rota import loop
 from rota.data.federation import Federation, Part
-from rota.engine import PRECISIONS, make
+from rota.engine import make
 from rota.estimate import FedAvg
 from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.plan import Task
+from rota.running.choices import PRECISIONS
 from rota.sampling import Uniform
 
 
