@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import Chunk, Costs, Job, Model, Seen, State
+from rota.plan import Chunk, Costs, Job, Seen, State
+from rota.weights import Weights
 
 NOT_FINITE = "the update is not finite"
 KEPT = 100
@@ -73,11 +74,13 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
         )
     if not wanted.any():
         return replace(_empty(chunk), rows=np.empty(0, np.int64))
-    model = job.models[chunk.model]
-    chunk = _well_formed(chunk, model).of(np.flatnonzero(wanted))
+    part = job.plan.held(int(chunk.rows[wanted][0]))
+    weights = job.models[chunk.model].weights
+    sent = weights if part is None else part.of(weights)
+    chunk = _well_formed(chunk, sent).of(np.flatnonzero(wanted))
     wrong = [reason or "" for reason in chunk.reason]
     for bad, why in (
-        (~_finite(chunk, model), NOT_FINITE),
+        (~_finite(chunk, sent), NOT_FINITE),
         (_overflows(chunk, job), "the update is too large to be added up"),
         (chunk.norm > most, f"the update's norm is above the limit of {most:.3g}"),
     ):
@@ -98,6 +101,9 @@ def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Array:
     wanted &= first
     place = rows[wanted]
     wanted[wanted] = seen.waits(place) & (job.plan.model[place] == chunk.model)
+    if job.plan.cut is not None and wanted.any():  # the rows of a chunk hold the same part
+        part = job.plan.cut[rows[wanted]]
+        wanted[wanted] = part == part[0]
     return wanted
 
 
@@ -119,7 +125,7 @@ def _empty(chunk: Chunk) -> Chunk:
     )
 
 
-def _well_formed(chunk: Chunk, model: Model) -> Chunk:
+def _well_formed(chunk: Chunk, model: Weights) -> Chunk:
     """Replace what has a wrong shape or dtype with zeros, and fail the rows that sent it."""
     number, why, new = len(chunk.rows), "", dict[str, Any]()
     for name, like in (("update", model.params), ("buffers", model.buffers)):
@@ -150,7 +156,7 @@ def _numbers(column: Any, number: int) -> bool:
     return known and column.dtype.kind in "iuf"
 
 
-def _finite(chunk: Chunk, model: Model) -> Array:
+def _finite(chunk: Chunk, model: Weights) -> Array:
     """Which rows have finite updates and buffers.
 
     A buffer may hold a constant infinity, such as a causal mask: then it must not have changed.

@@ -127,11 +127,14 @@ def apply(
     infinite is not taken, and the row with the largest weighted update becomes the failed one.
     """
     models, after = [], dict(memory)
-    for s, (model, (update, buffers)) in enumerate(zip(job.models, estimates, strict=True)):
+    for s, (model, (update, buffers, owned)) in enumerate(zip(job.models, estimates, strict=True)):
         if update is not None:
             start = f"{s}."
             mine = {k.removeprefix(start): v for k, v in memory.items() if k.startswith(start)}
             params, moments = server.step(model.params, update, mine)
+            if owned is not None:  # what nobody held stays as it is, and so do its moments
+                params = torch.where(owned, params, model.params)
+                moments = {k: keep(owned, v, mine.get(k)) for k, v in moments.items()}
             if all(map(finite, [params, *moments.values()])):
                 new = Weights(params, model.buffers if buffers is None else buffers)
                 model = replace(model, weights=new)
@@ -140,6 +143,13 @@ def apply(
                 blame(job.plan, seen, s)
         models.append(model)
     return models, after
+
+
+def keep(owned: Tensor, moment: Tensor, before: Tensor | None) -> Tensor:
+    """A moment of which only the owned scalars change; it was 0 in the beginning."""
+    if moment.shape != owned.shape:
+        return moment
+    return torch.where(owned, moment, torch.zeros_like(moment) if before is None else before)
 
 
 def finite(values: Tensor) -> bool:

@@ -143,6 +143,28 @@ class Model:
         return self.weights.nbytes
 
 
+@dataclass(frozen=True, eq=False)
+class SubModel:
+    """A part of a model that some clients hold in a round.
+
+    `places` and `buffer_places` are its scalars' places in the model's flat vectors, in the order of
+    the smaller model's own. `share` is the share of the model's data whose clients hold this part in
+    this round, drawn or not. `kept` has the units of each layer that the part consists of.
+    """
+
+    model: int
+    width: float
+    share: float
+    kept: dict[str, Array]
+    places: Tensor
+    buffer_places: Tensor
+
+    def of(self, weights: Weights) -> Weights:
+        """The part of a model's weights, or of rows of weights."""
+        params, buffers = weights
+        return Weights(params[..., self.places], buffers[..., self.buffer_places])
+
+
 @dataclass(frozen=True)
 class Plan:
     """One round's rota: row r says that client[r] trains model[r].
@@ -157,20 +179,37 @@ class Plan:
     model: Array
     probability: Array
     weight: Array
+    cut: Array | None = None
+    """What part of its model each row holds: 0 is the whole, k is cuts[k - 1]."""
+    cuts: tuple[SubModel, ...] = ()
 
     def __len__(self) -> int:
         return len(self.client)
 
     def of(self, rows: Array) -> Plan:
         """Some of the rows, in the given order."""
-        return Plan(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return Plan(
+            self.client[rows],
+            self.model[rows],
+            self.probability[rows],
+            self.weight[rows],
+            None if self.cut is None else self.cut[rows],
+            self.cuts,
+        )
+
+    def held(self, row: int) -> SubModel | None:
+        """The part of its model that a row holds; None is the whole."""
+        if self.cut is None or not self.cut[row]:
+            return None
+        return self.cuts[int(self.cut[row]) - 1]
 
 
 def checked(plan: Plan, shares: Array) -> Plan:
     """Return the plan if it is valid; a user's own sampler may draw anything."""
     if not isinstance(plan, Plan):
         raise BadInput(f"the sampler's draw returned a {type(plan).__name__}: return a rota.Plan")
-    for name, column in vars(plan).items():
+    for name in ("client", "model", "probability", "weight"):
+        column = getattr(plan, name)
         known = isinstance(column, np.ndarray) and column.ndim == 1
         if not known or column.shape != np.shape(plan.client):
             raise BadInput(
@@ -300,6 +339,11 @@ def duty(
     """The same duty for all rows. `down` and `up` count models and controls, without buffers."""
     model = np.array([each.nbytes for each in models], np.int64)[plan.model]
     control = np.array([each.params.nbytes for each in models], np.int64)[plan.model]
+    for k, part in enumerate(plan.cuts, start=1):
+        params, buffers = models[part.model].weights
+        wide = len(part.places) * params.itemsize
+        control[plan.cut == k] = wide
+        model[plan.cut == k] = wide + len(part.buffer_places) * buffers.itemsize
     return Duty(
         training=np.full(len(plan), training),
         down=down[0] * model + down[1] * control,

@@ -10,16 +10,37 @@ import torch
 from torch import Tensor
 
 from rota.arrays import Array
+from rota.errors import BadInput
 from rota.estimate.memory import Tensors
 from rota.plan import Chunk, Plan
 from rota.weights import Weights
 
 
 class Estimate(NamedTuple):
-    """One model's update to subtract, and its new buffers; None where no client contributed."""
+    """One model's update to subtract, and its new buffers; None where no client contributed.
+
+    `owned` says which scalars any row held, where some rows held only a part of the model: the others
+    keep their values. None: all of them.
+    """
 
     update: Tensor | None
     buffers: Tensor | None
+    owned: Tensor | None = None
+
+
+@dataclass
+class Parts:
+    """For a model of which some rows hold only a part, per scalar: who could hold it, and who did.
+
+    `share` is the share of the data whose clients could hold a scalar in this round, `weight` and
+    `buffer_weight` the weights of the rows that did.
+    """
+
+    share: Tensor
+    weight: Tensor
+    buffer_weight: Tensor
+    buffers: Tensor
+    """The model's own buffers, which scalars keep that nobody held."""
 
 
 @dataclass
@@ -30,6 +51,7 @@ class Sums:
     buffers: Tensor
     weight: float = 0.0
     rows: int = 0
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True)
@@ -38,31 +60,55 @@ class Unbiased:
 
     Failed rows are left out. Buffers (BatchNorm's running statistics) are always the weighted mean:
     a sum whose weights do not add up to 1 could make a variance negative.
+
+    Where some clients hold only a part of the model, the sum of each scalar is divided by the share of
+    the data whose clients could hold it in this round. In expectation that is the average over those
+    clients. A scalar that no row held keeps its value.
     """
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
     costs: ClassVar[str] = "nothing"
+    parts: ClassVar[bool] = True
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
         return {}
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:
-        return [Sums(torch.zeros_like(m.params), torch.zeros_like(m.buffers)) for m in models]
+        out = []
+        for s, (params, buffers) in enumerate(models):
+            sums = Sums(torch.zeros_like(params), torch.zeros_like(buffers))
+            mine = [part for part in plan.cuts if part.model == s]
+            if mine:
+                share = torch.full_like(params, 1.0 - sum(part.share for part in mine))
+                for part in mine:
+                    share[part.places] += part.share
+                nobody = torch.zeros_like(params), torch.zeros_like(buffers)
+                sums.parts = Parts(share, *nobody, buffers)
+            out.append(sums)
+        return out
 
     def add(self, sums: list[Sums], plan: Plan, chunk: Chunk) -> None:
         came = came_back(chunk)
         if not len(came):
             return
+        mine = sums[chunk.model]
         weight = plan.weight[chunk.rows[came]]
         factor = torch.as_tensor(weight, dtype=chunk.update.dtype, device=chunk.update.device)
-        whole = len(came) == len(chunk.rows)
-        sums[chunk.model].update += factor @ (chunk.update if whole else chunk.update[came])
-        if chunk.buffers.shape[1]:
-            buffers = chunk.buffers if whole else chunk.buffers[came]
-            sums[chunk.model].buffers += factor.to(buffers.dtype) @ buffers
-        sums[chunk.model].weight += float(weight.sum())
-        sums[chunk.model].rows += len(came)
+        some = chunk if len(came) == len(chunk.rows) else chunk.of(came)
+        update, buffers = factor @ some.update, factor.to(some.buffers.dtype) @ some.buffers
+        total, part = float(weight.sum()), plan.held(int(chunk.rows[0]))
+        if part is None:
+            mine.update += update
+            mine.buffers += buffers
+        else:
+            mine.update[part.places] += update
+            mine.buffers[part.buffer_places] += buffers
+        if mine.parts is not None:
+            mine.parts.weight[slice(None) if part is None else part.places] += total
+            mine.parts.buffer_weight[slice(None) if part is None else part.buffer_places] += total
+        mine.weight += total
+        mine.rows += len(came)
 
     def finish(self, state: Tensors, sums: list[Sums]) -> tuple[list[Estimate], Tensors]:
         return [self._estimate(each) for each in sums], state
@@ -70,6 +116,8 @@ class Unbiased:
     def _estimate(self, sums: Sums) -> Estimate:
         if not sums.rows:
             return Estimate(None, None)
+        if sums.parts is not None:
+            return _of_parts(sums, sums.parts, sums.parts.share)
         return Estimate(sums.update, sums.buffers / sums.weight)
 
 
@@ -79,15 +127,36 @@ class FedAvg(Unbiased):
 
     With uniform sampling the weights are McMahan's n_i / sum of n_j over the clients that
     succeeded. This is a ratio estimator: the size of the step does not depend on the cohort, at the
-    price of a small bias.
+    price of a small bias. Where some clients hold only a part of the model, each scalar is averaged
+    over the rows that held it.
     """
 
     unbiased: ClassVar[bool] = False
 
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:
+        total = np.bincount(plan.model, plan.weight, minlength=len(models))
+        for s in np.unique(plan.model).tolist():
+            if not total[s] > 0:
+                raise BadInput(
+                    f"the weights of model {s}'s rows sum to {total[s]:g}, and fedavg divides by that: "
+                    "draw rows with positive weights, or use the estimator unbiased"
+                )
+        return super().begin(state, models, plan)
+
     def _estimate(self, sums: Sums) -> Estimate:
-        if not sums.rows:
+        if not sums.rows or not sums.weight > 0:
             return Estimate(None, None)
+        if sums.parts is not None:
+            return _of_parts(sums, sums.parts, sums.parts.weight)
         return Estimate(sums.update / sums.weight, sums.buffers / sums.weight)
+
+
+def _of_parts(sums: Sums, parts: Parts, by: Tensor) -> Estimate:
+    """Each scalar's sum divided by its own number; nothing changes where no row held it."""
+    owned, known = parts.weight > 0, parts.buffer_weight > 0
+    update = torch.where(owned, sums.update / by, torch.zeros_like(by))
+    buffers = torch.where(known, sums.buffers / parts.buffer_weight, parts.buffers)
+    return Estimate(update, buffers, owned)
 
 
 def came_back(chunk: Chunk) -> Array:

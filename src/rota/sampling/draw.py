@@ -123,10 +123,10 @@ def _every_model(drawn_for: Callable[[int], Plan], chances: Array) -> Plan:
 def concatenate(plans: list[Plan]) -> Plan:
     """The rows of several plans, as one plan."""
     nothing = Plan(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
-    columns = []
+    columns = {}
     for name in COLUMNS:
-        columns.append(np.concatenate([getattr(plan, name) for plan in (nothing, *plans)]))
-    return Plan(*columns)
+        columns[name] = np.concatenate([getattr(plan, name) for plan in (nothing, *plans)])
+    return Plan(**columns)
 
 
 def mean(plan: Plan) -> Plan:
