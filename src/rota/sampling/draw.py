@@ -19,7 +19,6 @@ from rota.plan import Plan
 
 Procedure = Literal["fixed", "independent", "multinomial", "sequential"]
 Weighted = Literal["independent", "multinomial", "sequential"]
-COLUMNS = ("client", "model", "probability", "weight")
 
 
 def by(procedure: Procedure, rates: Array, shares: Array, generator: np.random.Generator) -> Plan:
@@ -123,10 +122,11 @@ def _every_model(drawn_for: Callable[[int], Plan], chances: Array) -> Plan:
 def concatenate(plans: list[Plan]) -> Plan:
     """The rows of several plans, as one plan."""
     nothing = Plan(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
-    columns = {}
-    for name in COLUMNS:
-        columns[name] = np.concatenate([getattr(plan, name) for plan in (nothing, *plans)])
-    return Plan(**columns)
+
+    def joined(name: str) -> Array:
+        return np.concatenate([getattr(plan, name) for plan in (nothing, *plans)])
+
+    return Plan(joined("client"), joined("model"), joined("probability"), joined("weight"))
 
 
 def mean(plan: Plan) -> Plan:
