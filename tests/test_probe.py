@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,10 @@ import rota
 from rota import loop, weights
 from rota.arrays import Array
 from rota.data.federation import Federation
-from rota.engine import ENGINES, Engine, make
+from rota.engine import ENGINES, Engine, Sequential, make
 from rota.estimate import FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
-from rota.experiment import Experiment
-from rota.plan import Chunk, Plan, Question, Seen, Task, whole
+from rota.experiment import Experiment, State
+from rota.plan import Chunk, Job, Model, Plan, Question, Seen, Task, whole
 from rota.sampling import SAMPLERS, Uniform, draw, variance
 
 SIZES = [5, 12, 20, 31, 8, 17]
@@ -27,7 +29,7 @@ UNBIASED = Unbiased()
 
 
 class Asks:
-    """Asks some clients one thing, remembers what it heard, and then draws some others."""
+    """Asks some clients one thing, remembers what it heard and watched, and then draws some others."""
 
     def __init__(
         self, what: Any, clients: list[int], drawn: list[int], examples: int | None = None
@@ -42,8 +44,19 @@ class Asks:
 
     def hear(self, state: dict[str, Array], plan: Plan, seen: Seen) -> dict[str, Array]:
         assert plan is self.question.rows
-        update = {f"update.{row}": value.numpy() for row, value in (seen.update or {}).items()}
-        return {**state, "norm": seen.norm, "loss": seen.loss, "ok": seen.ok, **update}
+        return {**state, "norm": seen.norm, "loss": seen.loss, "ok": seen.ok}
+
+    def watch(self, state: dict[str, Array], job: Job) -> dict[str, Array]:
+        return {}
+
+    def see(self, watched: dict[str, Array], job: Job, chunk: Chunk) -> None:
+        assert len(chunk.rows), "what is not admitted is not seen"
+        if job.plan is self.question.rows:
+            for row, ok, update in zip(chunk.rows, chunk.ok, chunk.update.numpy(), strict=True):
+                watched[f"update.{row}" if ok else f"failed.{row}"] = update.copy()
+
+    def learn(self, state: dict[str, Array], watched: dict[str, Array]) -> dict[str, Array]:
+        return {**state, **watched}
 
     def draw(self, *_: Any) -> Plan:
         return self.drawn
@@ -63,34 +76,28 @@ def rows(clients: list[int]) -> Plan:
 
 def one_round(
     task: Task, sampler: Any, engine: str = "sequential", estimator: Any = UNBIASED
-) -> tuple[loop.State, dict[str, Any], Engine]:
-    machine = make(engine, Experiment([task], devices=DEVICES), "cpu")
+) -> tuple[State, dict[str, Any], Engine]:
     experiment = rota.Experiment([task], sampler, estimator, devices=DEVICES)
+    machine = make(engine, experiment, "cpu")
     return *loop.play(experiment, machine, loop.begin(experiment, machine)), machine
 
 
-def test_updates_of_rows_that_failed_are_not_kept() -> None:
-    updates, ones = torch.arange(12.0).view(3, 4), np.ones(3)
-    seen = Seen.nothing(5, updates=True)
-    seen.add(
-        Chunk(
-            np.array([4, 0, 2]),
-            0,
-            0.1,
-            updates,
-            updates[:, :0],
-            ones,
-            ones,
-            ones,
-            ones,
-            ["", "it failed", ""],
-        )
-    )
-    assert seen.update is not None
-    assert {row: update.tolist() for row, update in seen.update.items()} == {
-        4: [0, 1, 2, 3],
-        2: [8, 9, 10, 11],
-    }
+def seconds(clients: list[int] | Array, examples: Array, nbytes: float) -> Array:
+    """How long clients take to train a linear model on so many examples and to move so many bytes."""
+    profile = DEVICES.profile(len(SIZES), 0)
+    # a product has two operations per weight, and the backward pass takes twice the forward pass
+    flops, moved = 3 * 2 * 4 * 3 * examples, np.full(len(clients), nbytes)
+    return profile.seconds(np.asarray(clients, np.int64), flops, moved, 1)[0]
+
+
+def test_a_watching_sampler_sees_each_admitted_chunk_of_the_probe() -> None:
+    """Those of rows that failed, too: with a reason."""
+    state, _, _ = one_round(Task(fragile, sick([1])), Asks("norm", [0, 1, 2], [0]))
+    memory = state.policies["sampler"]
+    assert {"update.0", "failed.1", "update.2"} <= memory.keys()
+    assert not {"failed.0", "update.1", "failed.2"} & memory.keys()
+    norms = [np.linalg.norm(memory[f"update.{row}"]) for row in (0, 2)]
+    assert memory["norm"][[0, 2]] == pytest.approx(norms)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -108,7 +115,6 @@ def test_norms_and_updates_are_those_of_training(blobs: Federation, engine: str)
         assert state.policies["sampler"]["norm"][row] == pytest.approx(np.linalg.norm(update))
     plain, _, _ = one_round(task, Asks("norm", asked, [0]), engine)
     assert plain.policies["sampler"]["norm"] == pytest.approx(state.policies["sampler"]["norm"])
-    assert not any(name.startswith("update") for name in plain.policies["sampler"])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -121,11 +127,13 @@ def test_losses_are_the_global_models_on_the_clients_training_examples(
     ]
     machine = make(engine, Experiment(tasks, devices=DEVICES), "cpu")
     plan = Plan(np.array([2, 0, 5, 2]), np.array([0, 1, 0, 1]), np.ones(4), np.ones(4))
-    losses, examples = machine.losses(whole(machine.initial(), plan, 1))
-    assert examples.tolist() == [20, 5, 17, 20]
-    for client, model, loss in zip(plan.client, plan.model, losses, strict=True):
+    answers = machine.losses(whole(machine.initial(), plan, 1))
+    assert answers.examples.tolist() == [20, 5, 17, 20]
+    assert answers.reason == [""] * 4
+    assert np.isnan(answers.norm).all()
+    for client, model, loss in zip(plan.client, plan.model, answers.loss, strict=True):
         module = tasks[model].build()
-        weights.load(module, machine.initial()[model])
+        weights.load(module, machine.initial()[model].weights)
         x, y = tasks[model].data.train.of(client)
         with torch.no_grad():
             assert loss == pytest.approx(
@@ -137,15 +145,15 @@ def test_losses_on_some_examples_are_addressed(blobs: Federation) -> None:
     """They depend on the round and the client, not on who else is asked; and with enough of them they are all."""
     machine = make("sequential", Experiment([Task(linear, blobs)], devices=DEVICES), "cpu")
     start = machine.initial()
-    alone, _ = machine.losses(whole(start, rows([3]), 1), 4)
-    among, examples = machine.losses(whole(start, rows([5, 3, 0]), 1), 4)
-    later, _ = machine.losses(whole(start, rows([3]), 2), 4)
-    assert examples.tolist() == [4, 4, 4]
-    assert among[1] == pytest.approx(alone[0])
-    assert later[0] != pytest.approx(alone[0])
-    assert machine.losses(whole(start, rows([3]), 1), 100)[0] == pytest.approx(
-        machine.losses(whole(start, rows([3]), 1))[0]
-    )
+    alone = machine.losses(whole(start, rows([3]), 1), 4)
+    among = machine.losses(whole(start, rows([5, 3, 0]), 1), 4)
+    later = machine.losses(whole(start, rows([3]), 2), 4)
+    assert among.examples.tolist() == [4, 4, 4]
+    assert among.loss[1] == pytest.approx(alone.loss[0])
+    assert later.loss[0] != pytest.approx(alone.loss[0])
+    many = machine.losses(whole(start, rows([3]), 1), 100)
+    every = machine.losses(whole(start, rows([3]), 1))
+    assert (many.loss, many.examples) == (pytest.approx(every.loss), [31])
 
 
 @pytest.mark.parametrize(
@@ -169,21 +177,15 @@ def test_a_probe_is_paid_for_and_nothing_is_paid_twice(
         "update": (1, vectors, vectors),
     }[what]
 
-    def seconds(clients: list[int], work: float, ways: float) -> Array:
-        return machine.seconds(0, np.array(clients), work * np.array(SIZES)[clients], ways * model)
+    def time(clients: list[int], work: float, ways: float) -> Array:
+        return seconds(clients, work * np.array(SIZES)[clients], ways * model)
 
     left = float(what == "loss"), 2 * vectors - down - up
-    first, then = (
-        seconds([0, 1, 2, 3], training, down + up),
-        np.concatenate([seconds([2, 3], *left), seconds([4], 1, 2 * vectors)]),
-    )
+    first = time([0, 1, 2, 3], training, down + up)
+    then = np.concatenate([time([2, 3], *left), time([4], 1, 2 * vectors)])
     assert record["seconds"] == pytest.approx(first.max() + then.max())
-    computing = (
-        seconds([0, 1, 2, 3], training, 0).sum()
-        + seconds([2, 3], left[0], 0).sum()
-        + seconds([4], 1, 0).sum()
-    )
-    assert record["client_seconds"] == pytest.approx(computing)
+    computing = [time([0, 1, 2, 3], training, 0), time([2, 3], left[0], 0), time([4], 1, 0)]
+    assert record["client_seconds"] == pytest.approx(np.concatenate(computing).sum())
     assert record["bytes_down"] == (4 * down + 2 * (vectors - down) + vectors) * model
     assert record["bytes_up"] == (
         5 * vectors * model if what == "update" else 4 * 8 + 3 * vectors * model
@@ -223,17 +225,15 @@ def test_what_estimators_pay(blobs: Federation, engine: str) -> None:
         (Mifa(), 1),
         (Scaffold(), 2),
     ):
-        _, record, machine = one_round(Task(linear, blobs), Uniform(3), engine, estimator)
+        _, record, _ = one_round(Task(linear, blobs), Uniform(3), engine, estimator)
         drawn = np.array(record["cohort"]["blobs"])
         assert (record["bytes_down"], record["bytes_up"]) == (
             3 * vectors * model,
             3 * vectors * model,
         )
-        seconds = machine.seconds(0, drawn, sizes[drawn], 2 * vectors * model)
-        assert record["seconds"] == pytest.approx(seconds.max())
-        assert record["client_seconds"] == pytest.approx(
-            machine.seconds(0, drawn, sizes[drawn], 0).sum()
-        )
+        time = seconds(drawn, sizes[drawn], 2 * vectors * model)
+        assert record["seconds"] == pytest.approx(time.max())
+        assert record["client_seconds"] == pytest.approx(seconds(drawn, sizes[drawn], 0).sum())
 
 
 @pytest.mark.parametrize(
@@ -246,23 +246,19 @@ def test_norms_by_all_then_updates_by_the_drawn(
     task = Task(linear, blobs)
     model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
     experiment = rota.Experiment([task], SAMPLERS["mmfl-gvr"](budget=2), estimator, devices=DEVICES)  # type: ignore[call-arg]
-    machine = make("sequential", Experiment([task], devices=DEVICES), "cpu")
-    state, seconds = loop.begin(experiment, machine), 0.0
+    machine = make("sequential", experiment, "cpu")
+    state, total = loop.begin(experiment, machine), 0.0
     for _ in range(3):
         before = state
         state, record = loop.play(experiment, machine, state)
         drawn = np.array(record["cohort"]["blobs"], np.int64)
         assert state.bytes_down - before.bytes_down == 6 * model
         assert state.bytes_up - before.bytes_up == 6 * 8 * numbers + len(drawn) * model
-        first, then = (
-            machine.seconds(0, np.arange(6), sizes, model),
-            machine.seconds(0, drawn, 0 * drawn, model),
-        )
-        assert record["client_seconds"] == pytest.approx(
-            machine.seconds(0, np.arange(6), sizes, 0).sum()
-        )
-        seconds += first.max() + then.max(initial=0.0)
-        assert record["seconds"] == pytest.approx(seconds)
+        first, then = seconds(np.arange(6), sizes, model), seconds(drawn, 0 * drawn, model)
+        computing = seconds(np.arange(6), sizes, 0).sum()
+        assert record["client_seconds"] == pytest.approx(computing)
+        total += first.max() + then.max(initial=0.0)
+        assert record["seconds"] == pytest.approx(total)
 
 
 def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
@@ -281,10 +277,10 @@ def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
             == state.bytes_up - before.bytes_up
             == len(drawn) * model
         )
-        assert record["client_seconds"] == pytest.approx(
-            machine.seconds(0, drawn, np.array(SIZES)[drawn], 0).sum()
-        )
-        asked = before.estimator["norm"].numpy() * np.abs(1 - before.estimator["beta"].numpy())
+        computing = seconds(drawn, np.array(SIZES)[drawn], 0).sum()
+        assert record["client_seconds"] == pytest.approx(computing)
+        known = before.policies["estimator"]
+        asked = known["norm"].numpy() * np.abs(1 - known["beta"].numpy())
         assert state.policies["sampler"]["norm"] == pytest.approx(asked, nan_ok=True)
     assert (state.policies["sampler"]["norm"] > 0).any()
 
@@ -337,15 +333,15 @@ def test_samplers_hear_and_see_what_is_weighed(
         updates(machine, state.models, now)
         for now, state in ((1, loop.begin(experiment, machine)), (2, first))
     )
-    assert first.sampler["norm"] == pytest.approx(np.linalg.norm(one, axis=1), rel=1e-4)
+    assert first.policies["sampler"]["norm"] == pytest.approx(np.linalg.norm(one, axis=1), rel=1e-4)
     second, _ = loop.play(experiment, machine, first)
     best = (one * two).sum(axis=1) / (one * one).sum(axis=1)
     beta = {FedStale: np.full(6, 0.5), StaleVr: best, StaleVre: np.full(6, 0.9)}.get(
         type(estimator), np.ones(6)
     ) * np.isin(np.arange(6), [4, 1])
     expected = np.linalg.norm(two - beta[:, None] * one, axis=1)
-    assert second.sampler["norm"] == pytest.approx(expected, rel=1e-4)
-    assert second.sampler["seen"] == pytest.approx(expected[[4, 1]], rel=1e-4)
+    assert second.policies["sampler"]["norm"] == pytest.approx(expected, rel=1e-4)
+    assert second.policies["sampler"]["seen"] == pytest.approx(expected[[4, 1]], rel=1e-4)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -363,7 +359,7 @@ def test_who_is_asked_trains_as_the_drawn_do(blobs: Federation, engine: str) -> 
     assert (np.abs(state.policies["sampler"]["norm"] - np.linalg.norm(plain, axis=1)) > 1e-3).all()
 
 
-def updates(machine: Engine, models: list[weights.Weights], now: int) -> Array:
+def updates(machine: Engine, models: list[Model], now: int) -> Array:
     out = np.empty((6, len(models[0].params)))
     for chunk in machine.train(whole(models, rows([0, 1, 2, 3, 4, 5]), now)):
         out[chunk.rows] = chunk.update.numpy()
@@ -422,6 +418,29 @@ def test_a_client_that_answers_nonsense_has_no_answer(what: str) -> None:
         fine["client_seconds"],
         fine["seconds"],
     )
+
+
+@pytest.mark.parametrize("estimator", [UNBIASED, FedVarp(), StaleVr(), StaleVre()], ids=repr)
+def test_replies_that_were_not_asked_for_change_nothing(
+    blobs: Federation, estimator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the draw and after it: second replies, other rounds, models and rows that do not exist."""
+    train = Sequential.train
+
+    def noisy(self: Sequential, job: Job) -> Iterator[Chunk]:
+        for chunk in train(self, job):
+            yield replace(chunk, now=job.now + 1)
+            yield replace(chunk, model=7)
+            yield replace(chunk, rows=chunk.rows + 100)
+            yield chunk
+            yield chunk
+
+    sampler = Asks("norm", [0, 1, 2, 3], [2, 3, 4])
+    quiet, line, _ = one_round(Task(linear, blobs), sampler, estimator=estimator)
+    monkeypatch.setattr(Sequential, "train", noisy)
+    state, record, _ = one_round(Task(linear, blobs), sampler, estimator=estimator)
+    assert record == line
+    assert torch.equal(state.models[0].params, quiet.models[0].params)
 
 
 def test_the_oracle_has_the_least_variance(blobs: Federation) -> None:
