@@ -115,7 +115,7 @@ MISTAKES = {
     # numbers
     "run fedavg-digits --set rounds=0": "rounds is 0: it must be at least 1",
     "run fedavg-digits --set evaluate=0": "evaluate is 0: it must be at least 1",
-    "run fedavg-digits --set target=97": "target is 97: it must be an accuracy above 0 and up to 1 (97 % is 0.97)",
+    "run fedavg-digits --set target=97": "target is 97: it must be an accuracy above 0 and at most 1 (97 % is 0.97)",
     "run fedavg-digits --set task.lr=0": "task.lr is 0.0: it must be above 0",
     "run fedavg-digits --set task.batch=0": "task.batch is 0: it must be at least 1",
     "run fedavg-digits --set task.prox=-1": "task.prox is -1.0: it must be at least 0",
@@ -158,7 +158,7 @@ MISTAKES = {
     "compare fedavg-digits --out x --vary seed=a,b": "'seed' is 'a', but it takes a whole number",
     "compare fedavg-digits --out x --vary task.lr=0.1 --resume": "there is no comparison to resume in x",
     # folders
-    "run fedavg-digits --out finished": "the output folder finished is already in use: add --resume to go on with it, or",
+    "run fedavg-digits --out finished": "the output folder finished is already in use: add --resume to resume its run, or",
     "run fedavg-digits --out busy": "the output folder busy is already in use: choose another --out",
     "run fedavg-digits --out broken.toml": "the output folder broken.toml is a file: choose another --out",
     "run fedavg-digits --out broken.toml/below": "cannot write to the output folder broken.toml/below (Not a directory): choose",
@@ -166,7 +166,8 @@ MISTAKES = {
     "run fedavg-digits --out nothing --resume": "there is no run to resume in nothing: leave --resume out to start one there",
     "run fedavg-digits --out busy --resume": "there is no run to resume in busy",
     "run finished/config.toml --out finished --resume --set task.lr=0.5": "(task.lr was 0.1 and is now 0.5): resume it with ",
-    "run finished/config.toml --out finished --resume --set target=0.5": "(target was not set and is now 0.5)",
+    "run finished/config.toml --out finished --resume --set seed=5": "(seed was 0 and is now 5): resume it with the one it was made with (only rounds, target, evaluate may change)",
+    "run finished/config.toml --out finished --resume --set rounds=0": "rounds is 0: it must be at least 1",
     "run fedavg-digits --out damaged --resume": "damaged/config.toml cannot be read (",
     "report nothing": "nothing is not a run folder and holds none: name a folder that has a config.toml in it",
     "report busy": "busy is not a run folder and holds none",
@@ -406,7 +407,7 @@ class Picky:
         (
             [task()],
             {"sampler": "uniform"},
-            "sampler is 'uniform': give an object such as rota.sampling.Uniform(10)",
+            "sampler is 'uniform': give an object such as rota.sampling.Uniform()",
         ),
         (
             [task()],
@@ -416,7 +417,7 @@ class Picky:
         (
             [task()],
             {"estimator": rota.sampling.Full()},
-            "estimator is Full(): give an object such as rota.estimate.FedAvg()",
+            "estimator is Full(): give an object such as rota.estimate.Unbiased()",
         ),
         ([task()], {"target": [0.5]}, "target is [0.5]: it must be one number, for all models"),
         (
@@ -529,7 +530,7 @@ class Picky:
         (
             [task()],
             {"target": 97},
-            "target is 97: it must be an accuracy above 0 and up to 1 (97 % is 0.97)",
+            "target is 97: it must be an accuracy above 0 and at most 1 (97 % is 0.97)",
         ),
         (
             [task()],
@@ -687,15 +688,19 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({}, {"server": Sgd(lr="1")}, "server.lr is '1', but it takes a number"),  # type: ignore[arg-type]
     ({}, {"server": Adam(eps=None)}, "server.eps is None, but it takes a number"),  # type: ignore[arg-type]
     ({}, {"devices": Devices(mbps="20")}, "devices.mbps is '20', but it takes a number"),  # type: ignore[arg-type]
-    ({}, {"devices": {"mbps": 20}}, "devices is {'mbps': 20}, but it takes a Devices"),
-    ({}, {"devices": {}}, "devices is {}, but it takes a Devices"),
+    (
+        {},
+        {"devices": {"mbps": 20}},
+        "devices is {'mbps': 20}: give an object such as rota.Devices()",
+    ),
+    ({}, {"devices": {}}, "devices is {}: give an object such as rota.Devices()"),
     ({}, {"out": 3}, "out is 3, but it takes a folder's path or None"),
     (
         {},
         {"availability": Availability(day=2.5)},
         "availability.day is 2.5, but it takes a whole number",
     ),  # type: ignore[arg-type]
-    ({}, {"availability": 0.5}, "availability is 0.5, but it takes an Availability"),
+    ({}, {"availability": 0.5}, "availability is 0.5: give an object such as rota.Availability()"),
     ({}, {"rounds": "5"}, "rounds is '5', but it takes a whole number"),
     ({}, {"rounds": 5.0}, "rounds is 5.0, but it takes a whole number"),
     ({}, {"rounds": True}, "rounds is true, but it takes a whole number"),
@@ -810,7 +815,7 @@ def columns(
 @pytest.mark.parametrize(
     ("plan", "sentence"),
     [
-        (None, "the sampler draws a NoneType: its draw must return a rota.Plan"),
+        (None, "the sampler's draw returned a NoneType: return a rota.Plan"),
         (
             columns(client=[-1]),
             "the sampler's plan has a wrong 'client': give whole numbers from 0 to 2",
@@ -826,23 +831,32 @@ def columns(
         ),
         (
             columns(weight=[1.0, 2.0]),
-            "the sampler's plan has no row of numbers for 'weight': give four arrays of one length",
+            "the sampler's plan has no one-dimensional array 'weight' of the same length as 'client': "
+            "give four arrays of one length",
         ),
-        (columns(probability=0.5), "the sampler's plan has no row of numbers for 'probability'"),
-        (Plan([1], [0], [0.5], [2.0]), "the sampler's plan has no row of numbers for 'client'"),  # type: ignore[arg-type]
+        (
+            columns(probability=0.5),
+            "the sampler's plan has no one-dimensional array 'probability' of the same length",
+        ),
+        (
+            Plan([1], [0], [0.5], [2.0]),  # type: ignore[arg-type]
+            "the sampler's plan has no one-dimensional array 'client' of the same length",
+        ),
         (
             columns(model=[1]),
-            "the sampler draws client 1 for model 1, of which it has no data or cannot be reached",
+            "the sampler drew client 1 for model 1, but this client has no data for it or cannot be "
+            "reached: draw only pairs whose share is above 0",
         ),
         (
             columns(weight=[np.nan]),
-            "the sampler's plan has wrong numbers: weights are finite, probabilities above 0, up to 1",
+            "the sampler's plan has wrong numbers: weights must be finite, and probabilities "
+            "above 0 and at most 1 (NaN where unknown)",
         ),
         (columns(probability=[1.5]), "the sampler's plan has wrong numbers"),
         (columns(probability=[0.0]), "the sampler's plan has wrong numbers"),
         (
             columns([1, 1], [0, 0], [0.5, 0.5], [2.0, 2.0]),
-            "the sampler draws a client twice for one model: give it one row of twice the weight",
+            "the sampler drew a client twice for one model: give one row with twice the weight",
         ),
     ],
 )
@@ -861,5 +875,5 @@ def test_a_run_looks_at_its_samplers_plans() -> None:
         def draw(self, *_: Any) -> Any:
             return None
 
-    with pytest.raises(BadInput, match="its draw must return"):
+    with pytest.raises(BadInput, match="draw returned a NoneType: return a"):
         rota.run([task()], Nobody(), rounds=1)

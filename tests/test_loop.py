@@ -68,7 +68,7 @@ def test_full_participation_averages_by_data_size(blobs: Federation) -> None:
     sizes = torch.tensor(blobs.train.sizes, dtype=torch.float32)
     expected = start.models[0].params - sizes / sizes.sum() @ updates
     for estimator in (rota.estimate.Unbiased(), FedAvg()):
-        state, _ = loop.play(replace(experiment, estimator=estimator), engine, start)
+        state, _ = loop.play(experiment.using(estimator=estimator), engine, start)
         torch.testing.assert_close(state.models[0].params, expected)
 
 
@@ -236,7 +236,7 @@ def test_a_client_whose_training_raises_is_a_failed_row() -> None:
 
 def test_training_that_raises_for_everybody_ends_the_run() -> None:
     task = Task(lambda shape, classes: Sensitive(shape[0], classes), ill([0, 1, 2]), name="odd")
-    said = r"no client's update could be used in 2 rounds \(ValueError: sensor overflow \(.*\)\): mend the model, the loss or the data"
+    said = r"no client's update could be used in 2 rounds \(ValueError: sensor overflow \(.*\)\): fix the model, the loss or the data"
     with pytest.raises(Stuck, match=said):
         rota.run([task], Full(), rounds=2)
 
@@ -300,7 +300,7 @@ def test_policies_of_any_fields_are_described(tmp_path: Path) -> None:
 def test_a_round_without_clients_changes_nothing(blobs: Federation) -> None:
     run = rota.run([Task(linear, blobs)], Watching(()), server=Adam(), rounds=2)
     assert run.records[0]["accuracy"] == run.records[1]["accuracy"]
-    assert run.state.policies["server"] == [{}]
+    assert run.state.policies["server"] == {}
     assert run.records[0]["probability"] == {"min": None, "max": None}
 
 
@@ -319,16 +319,11 @@ def test_a_client_trains_its_models_one_after_the_other(models: int) -> None:
         [Task(linear, federation([30, 20]), name=str(s)) for s in range(models)], Full(), rounds=1
     )
     (line,) = run.records
-    engine = rota.engine.make(
-        "sequential", rota.Experiment([Task(linear, federation([30, 20]))]), "cpu"
-    )
-    nbytes = run.state.models[0].nbytes
-    assert line["seconds"] == pytest.approx(
-        models * engine.seconds(0, np.array([0]), np.array([30]), 2 * nbytes)[0]
-    )
-    assert line["client_seconds"] == pytest.approx(
-        models * engine.seconds(0, np.arange(2), np.array([30, 20]), 0).sum()
-    )
+    flops, nbytes = 3 * 2 * 4 * 3 * np.array([30, 20]), run.state.models[0].nbytes
+    profile = run.experiment.devices.profile(2, 0)
+    seconds, computing = profile.seconds(np.arange(2), flops, np.full(2, 2 * nbytes), 1)
+    assert line["seconds"] == pytest.approx(models * seconds[0])
+    assert line["client_seconds"] == pytest.approx(models * computing.sum())
 
 
 def test_the_summary_has_the_most_that_the_server_held() -> None:
@@ -372,9 +367,8 @@ def test_it_stops_at_the_target_and_tests_only_when_asked(blobs: Federation) -> 
 
 def test_a_run_from_python_is_called_as_a_recipe_calls_it(blobs: Federation) -> None:
     tasks = [Task(linear, blobs)]
-    known = describe(
-        rota.Experiment(tasks, rota.sampling.KVibPairs(3), rota.estimate.StaleVr(), Adam())
-    )
+    policies = rota.sampling.KVibPairs(3), rota.estimate.StaleVr()
+    known = describe(rota.Experiment(tasks, *policies, server=Adam()))
     assert [known[key]["name"] for key in ("sampler", "estimator", "server")] == [
         "mmfl-kvib",
         "stale-vr",

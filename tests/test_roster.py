@@ -103,7 +103,7 @@ def test_the_server_plays_on_rosters_alone(tmp_path: Path, monkeypatch: pytest.M
         assert entry["sizes"] == one[name]["sizes"]
         assert "labels" not in entry
     again = [replace(task, data=replace(task.roster, ids=["a", "b", "c", "d"])) for task in held]
-    with pytest.raises(BadInput, match="the data of 'blobs-0' are not those"):
+    with pytest.raises(BadInput, match="the data of 'blobs-0' are not the data that the run"):
         rota.run(again, sampler=Uniform(2), out=tmp_path / "apart", resume=True, **settings)
 
 
