@@ -1,4 +1,4 @@
-"""Multi-model FL's table in numbers: the finished runs, relative to full participation, and how they are written."""
+"""Multi-model FL's table in numbers: finished runs relative to full participation, as texts."""
 
 from __future__ import annotations
 
@@ -50,39 +50,37 @@ PAPER = {
 }
 
 Cells = dict[str, dict[int, Found]]
-"""The finished runs by setting and method, and by seed."""
+"""The finished runs: "SETTING-METHOD" -> seed -> numbers."""
 
 
 def seeds(found: Cells, setting: str, *methods: str) -> list[int]:
-    """Those of which all these methods' runs are finished, and full participation's."""
-    return sorted(
-        set.intersection(
-            *(set(found.get(f"{setting}-{method}", {})) for method in ("full", *methods))
-        )
-    )
+    """The seeds that these methods and full participation have finished."""
+    common = set(found.get(f"{setting}-full", {}))
+    for method in methods:
+        common &= found.get(f"{setting}-{method}", {}).keys()
+    return sorted(common)
 
 
-def finished(found: Cells, setting: str, method: str, *beside: str) -> list[Found]:
-    """A method's runs with the seeds that full participation has too, and those beside it."""
-    return [found[f"{setting}-{method}"][seed] for seed in seeds(found, setting, method, *beside)]
+def finished(found: Cells, setting: str, method: str, *others: str) -> list[Found]:
+    """A method's runs with the seeds that full participation and `others` have finished, too."""
+    return [found[f"{setting}-{method}"][seed] for seed in seeds(found, setting, method, *others)]
 
 
-def relative(found: Cells, setting: str, method: str, *beside: str) -> list[float]:
-    """Accuracy over that of full participation with the same seed, seed by seed."""
-    both = (
-        finished(found, setting, *order, *beside) for order in ((method, "full"), ("full", method))
-    )
-    return [mine["accuracy"] / full["accuracy"] for mine, full in zip(*both, strict=True)]
+def relative(found: Cells, setting: str, method: str, *others: str) -> list[float]:
+    """A method's accuracy / full participation's with the same seed, seed by seed."""
+    mine = finished(found, setting, method, *others)
+    full = finished(found, setting, "full", method, *others)
+    return [run["accuracy"] / best["accuracy"] for run, best in zip(mine, full, strict=True)]
 
 
 def lead(found: Cells, setting: str, method: str, other: str) -> list[float]:
-    """How far a method's relative accuracy is above another's, seed by seed."""
+    """A method's relative accuracy minus another's, seed by seed."""
     mine, theirs = relative(found, setting, method, other), relative(found, setting, other, method)
     return [a - b for a, b in zip(mine, theirs, strict=True)]
 
 
 def chance(ahead: list[float]) -> str:
-    """A word on a lead whose interval has 0 in it."""
+    """A remark on a lead whose interval contains 0."""
     return "" if interval(ahead).low > 0 else ", which may be chance"
 
 
@@ -95,31 +93,29 @@ def difference(values: list[float]) -> str:
 
 
 def side(values: list[float]) -> str:
-    """Where a method is whose differences from another are these."""
+    """Where a method stands, given its differences from another."""
     between = interval(values)
-    return "above" if between.low > 0 else "below" if between.high < 0 else "not told apart from"
+    if between.low > 0:
+        return "above"
+    return "below" if between.high < 0 else "not distinguishable from"
 
 
 def made_on(found: Cells) -> list[str]:
-    """The machines of the runs, in a sentence each."""
-    machines = {
-        f"{run['machine']}, products in {run['precision']}"
-        for runs in found.values()
-        for run in runs.values()
-    }
+    """A sentence on each machine that runs were made on."""
+    machines = set()
+    for runs in found.values():
+        for run in runs.values():
+            machines.add(f"{run['machine']}, products in {run['precision']}")
     return [f"The runs were made on {words}." for words in sorted(machines)]
 
 
 def grid(
     head: tuple[str, ...], rows: list[list[str]], numbers: tuple[int, ...] | None = None
 ) -> list[str]:
-    """A table in Markdown; `numbers` are the columns that are set to the right: all but the first, unless given."""
+    """A table in Markdown. `numbers` are right-aligned columns, by default all but the first."""
     right = range(1, len(head)) if numbers is None else numbers
-    return [
-        _line(head),
-        "|" + "|".join("---:" if k in right else "---" for k in range(len(head))) + "|",
-        *map(_line, rows),
-    ]
+    rules = ["---:" if k in right else "---" for k in range(len(head))]
+    return [_line(head), f"|{'|'.join(rules)}|", *map(_line, rows)]
 
 
 def _line(cells: tuple[str, ...] | list[str]) -> str:
@@ -127,7 +123,7 @@ def _line(cells: tuple[str, ...] | list[str]) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A number from 0 on with three significant digits (all those before the point), and commas between thousands."""
+    """A number of at least 0 with three significant digits, and commas between thousands."""
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(value))

@@ -1,7 +1,8 @@
-"""What the faults of S0's published code do to its Table I: each put back alone, and all of them with the code's own network.
+"""What the faults of S0's published code do to its Table I.
 
-`FAULTS` are policies that are wrong on purpose, and nothing but this uses them. Runs without a fault that mmfl-table1 has finished are taken
-from there.
+Each fault is put back alone, and all of them are put back together with the code's own network. The
+policies in FAULTS are wrong on purpose, and only this reproduction uses them. Runs without a fault
+that mmfl-table1 has finished are taken from there.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from rota_lab.reproduce.mmfl_faults_page import report
 from rota_lab.reproduce.mmfl_table1 import (
     BUDGET,
     METHODS,
-    SEEDS,
     SETTINGS,
     Method,
     Part,
     Settings,
+    in_order,
     lines,
     played,
 )
@@ -43,20 +44,22 @@ NAME = "mmfl-faults"
 
 @dataclass(frozen=True)
 class Repeated(FedVarp):
-    """FedVARP whose sum of remembered updates is added once for every drawn client."""
+    """FedVARP that adds the sum of remembered updates once for every drawn client."""
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
         sums = super().begin(state, models, plan)
-        for each, drawn in zip(
-            sums.sums, np.bincount(plan.model, minlength=len(models)).tolist(), strict=True
-        ):
-            each.update *= drawn
+        drawn = np.bincount(plan.model, minlength=len(models)).tolist()
+        for each, clients in zip(sums.sums, drawn, strict=True):
+            each.update *= clients
         return sums
 
 
 @dataclass(frozen=True)
 class Uncounted(Random):
-    """Random whose weights take every client for one with one processor and all models: share / (C / S), C = budget / processors."""
+    """Random whose weights treat every client as one with one processor and all models.
+
+    The weights are share / (C / S), with C = budget / processors.
+    """
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         plan = super().draw(state, shares, generator)
@@ -66,17 +69,18 @@ class Uncounted(Random):
 
 @dataclass(frozen=True)
 class Misplaced(Gvr):
-    """MMFL-GVR whose weights have the shares of other clients: a model's k-th drawn client has the k-th's of those drawn for any model."""
+    """MMFL-GVR whose weights have the shares of other clients.
+
+    A model's k-th drawn client has the share of the k-th client that was drawn for any model.
+    """
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         plan = super().draw(state, shares, generator)
-        place = np.arange(len(plan)) - np.searchsorted(
-            plan.model, plan.model
-        )  # rows are sorted by model, then client
+        # rows are sorted by model, then by client
+        place = np.arange(len(plan)) - np.searchsorted(plan.model, plan.model)
         other = np.sort(plan.client)[place]
-        return replace(
-            plan, weight=plan.weight * shares[plan.model, other] / shares[plan.model, plan.client]
-        )
+        right, wrong = shares[plan.model, plan.client], shares[plan.model, other]
+        return replace(plan, weight=plan.weight * wrong / right)
 
 
 FAULTS: dict[str, dict[str, Method]] = {
@@ -92,60 +96,57 @@ FAULTS: dict[str, dict[str, Method]] = {
     "misplaced": {"gvr": lambda b: (Misplaced(BUDGET, b), Unbiased())},
     "unshared": {"lvr": lambda b: (Lvr(BUDGET, b, by_share=False), Unbiased())},
 }
-"""By fault: the methods of S0's table that its code has it in, with it alone."""
+"""By fault: the methods of S0's table whose code has the fault, each with this fault alone."""
 TABLE = {method: METHODS[method] for method in PAPER["3"]}
 """The methods of S0's table without a fault."""
 TOGETHER: dict[str, Method] = {
     **TABLE,
-    **{method: policies for some in FAULTS.values() for method, policies in some.items()},
-    "fedvarp": lambda b: (Uncounted(BUDGET, b), Repeated()),  # which has two
+    **FAULTS["repeated"],
+    **FAULTS["uncounted"],
+    **FAULTS["misplaced"],
+    **FAULTS["unshared"],
+    "fedvarp": lambda b: (Uncounted(BUDGET, b), Repeated()),  # it has two faults
 }
-"""With all faults that its code has in them."""
-RUNS: dict[str, dict[str, Method]] = {
-    "3": {
-        **TABLE,
-        **{
-            f"{method}-{fault}": policies
-            for fault, some in FAULTS.items()
-            for method, policies in some.items()
-        },
-    },
-    "published": TOGETHER,
-}
-"""By setting: without a fault, with one each; with all faults and the network of the code."""
+"""The methods of S0's table with all the faults of their code."""
+
+
+def _alone() -> dict[str, Method]:
+    """The methods without a fault, and with one fault each."""
+    out = dict(TABLE)
+    for fault, methods in FAULTS.items():
+        for name, method in methods.items():
+            out[f"{name}-{fault}"] = method
+    return out
+
+
+RUNS: dict[str, dict[str, Method]] = {"3": _alone(), "published": TOGETHER}
+"""The methods by setting; "published" has all faults and the network of the code."""
 QUICK = ("full", "fedvarp", "fedvarp-repeated")
 
 
 def published_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """The network of S0's code: mmfl_cnn, whose logits go through ReLU and softmax before a loss that takes a softmax again."""
+    """The network of S0's code: mmfl_cnn, then ReLU and softmax; its loss takes a softmax again."""
     return nn.Sequential(models.mmfl_cnn(shape, classes), nn.ReLU(), nn.Softmax(dim=-1))
 
 
-TASKS: Settings = {
-    "3": SETTINGS["3"],
-    "published": {name: replace(kind, model=published_cnn) for name, kind in SETTINGS["3"].items()},
-}
+PUBLISHED = {name: replace(spec, model=published_cnn) for name, spec in SETTINGS["3"].items()}
+TASKS: Settings = {"3": SETTINGS["3"], "published": PUBLISHED}
 
 
 def parts(quick: bool = False) -> list[Part]:
-    """All parts, in the order they are run in."""
+    """All parts, in the order in which they run."""
     if quick:
         return [Part("3", method, 0) for method in QUICK]
-    return [
-        Part(setting, method, seed)
-        for setting, methods in RUNS.items()
-        for seed in range(SEEDS)
-        for method in methods
-    ]
+    return in_order(RUNS)
 
 
 def method_of(part: Part) -> Method:
-    """A part's sampler and estimator."""
+    """How a part's sampler and estimator are made."""
     return RUNS[part.setting][part.method]
 
 
 def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
-    """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
+    """How much work the unfinished parts are, as lines."""
     return lines(left(results(out, NAME, TABLE1), chosen(only, parts())), method_of)
 
 
@@ -159,16 +160,13 @@ def mmfl_faults(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """What the faults of S0's published code do to its Table I: each of them put back alone, and all together.
+    """What the faults of S0's published code do to its Table I: each alone, and all together.
 
-    Takes what mmfl-table1 takes, and does not run its finished parts again.
+    It takes the same options as mmfl-table1, and does not run its finished parts again.
     """
     everything = parts(quick)
     files = [] if quick else results(out, NAME, TABLE1)
     runner = start(files, [part.name for part in everything], minutes, device, precision, say)
-    return report(
-        played(runner, everything, only, TASKS, method_of, quick),
-        {fault: list(some) for fault, some in FAULTS.items()},
-        len(everything),
-        quick,
-    )
+    cells = played(runner, everything, only, TASKS, method_of, quick)
+    faults = {fault: list(methods) for fault, methods in FAULTS.items()}
+    return report(cells, faults, len(everything), quick)

@@ -20,10 +20,12 @@ from rota_lab.reproduce.mmfl_cells import (
 from rota_lab.reproduce.result import Result, over_seeds
 
 WORDS = {
-    "repeated": "the sum of the remembered updates is added once for every drawn client, not once a round",
-    "uncounted": "weights take every client for one with one processor and all models",
-    "misplaced": "weights have the shares of other clients: a model's k-th drawn client has the k-th's of those drawn for any model",
-    "unshared": "clients are drawn by their loss alone, not by their share times their loss",
+    "repeated": "the sum of the remembered updates is added once for every drawn client, instead "
+    "of once per round",
+    "uncounted": "the weights treat every client as one with one processor and all models",
+    "misplaced": "the weights have the shares of other clients: a model's k-th drawn client has "
+    "the share of the k-th client that was drawn for any model",
+    "unshared": "clients are drawn by their loss alone, instead of by their share times their loss",
 }
 """The faults, in words."""
 SOURCE = PAPER["3"]
@@ -34,68 +36,56 @@ Faults = dict[str, list[str]]
 def report(found: Cells, faults: Faults, number: int, quick: bool) -> Result:
     """Tables, from the runs that are finished."""
     rows, finished = [], sum(len(runs) for runs in found.values())
+    what = "accuracy relative to full participation"
     for fault, methods in faults.items():
         for method in methods:
-            if values := relative(found, "3", f"{method}-{fault}"):
-                name = f"{TITLES[method]}, {fault}: accuracy relative to full participation"
-                rows.append(over_seeds(name, None if quick else SOURCE[method], values))
+            values = relative(found, "3", f"{method}-{fault}")
+            if values:
+                paper = None if quick else SOURCE[method]
+                rows.append(over_seeds(f"{TITLES[method]}, {fault}: {what}", paper, values))
     for method, source in SOURCE.items():
         values = relative(found, "published", method)
         if values and method != "full":
-            rows.append(
-                over_seeds(
-                    f"{TITLES[method]}, all faults: accuracy relative to full participation",
-                    source,
-                    values,
-                )
-            )
-    checks = (
-        {} if finished == number else {f"all runs are finished ({finished} of {number})": False}
-    )
+            rows.append(over_seeds(f"{TITLES[method]}, all faults: {what}", source, values))
+    checks = {}
+    if finished < number:
+        checks[f"all runs are finished ({finished} of {number})"] = False
     lines = [SHORT if quick else FIRST, "", *_alone(found, faults)]
     if not quick:
         lines += [*_turned(found, faults), *_all(found), *made_on(found)]
-    text = "\n".join(lines)
-    return Result(
-        "mmfl-faults", "The faults of the source's code, put back", text, rows, [], checks, quick
-    )
+    title = "The faults of the source's code, put back"
+    return Result("mmfl-faults", title, "\n".join(lines), rows, [], checks, quick)
 
 
-SHORT = "**This is the short version, which shows the way and nothing else.**"
-FIRST = """`rota reproduce mmfl-table1` measures S0's Table I ([results](mmfl-table1.md)), and finds some methods in another order. The
-published code of S0's methods had faults at that time, though which version of it made the table is not known. Here they are put back
-into the setting with 3 tasks, where all else is as on that page: accuracies are relative to full participation with the same seed, and in
-brackets are 95 % intervals of means over the seeds (Student's t; of differences, seed by seed)."""
+SHORT = """\
+**This is the short version. It shows that the reproduction runs, and is not the result.**"""
+FIRST = """\
+`rota reproduce mmfl-table1` measures S0's Table I ([results](mmfl-table1.md)), and finds some
+methods in another order. The published code of S0's methods had faults at that time, though it is
+not known which version of the code made the table. Here the faults are put back into the setting
+with 3 tasks. Everything else is as on that page: accuracies are relative to full participation with
+the same seed, and brackets show 95 % intervals of means over the seeds (Student's t); differences
+are taken seed by seed."""
 
 
 def _alone(found: Cells, faults: Faults) -> list[str]:
-    """Every fault in every method that has it."""
-    lines = [
-        "## One fault at a time",
-        "",
-        *(f"- **{fault}**: {WORDS[fault]}" for fault in faults),
-        "",
-    ]
+    """Every fault, in every method that has it."""
+    lines = ["## One fault at a time", ""]
+    lines += [f"- **{fault}**: {WORDS[fault]}" for fault in faults]
     rows = []
     for fault, methods in faults.items():
         for method in methods:
             name = f"{method}-{fault}"
-            if with_it := relative(found, "3", name, method):
-                without = np.mean(relative(found, "3", method, name))
-                rows.append(
-                    [
-                        fault,
-                        TITLES[method],
-                        f"{without:.3f}",
-                        f"{np.mean(with_it):.3f}",
-                        _signed(lead(found, "3", name, method)),
-                    ]
-                )
-    return [
-        *lines,
-        *grid(("fault", "method", "without it", "with it", "difference"), rows, numbers=(2, 3, 4)),
-        "",
-    ]
+            with_it, without = (
+                relative(found, "3", name, method),
+                relative(found, "3", method, name),
+            )
+            if with_it:
+                change = _signed(lead(found, "3", name, method))
+                numbers = [f"{np.mean(without):.3f}", f"{np.mean(with_it):.3f}", change]
+                rows.append([fault, TITLES[method], *numbers])
+    head = ("fault", "method", "without it", "with it", "difference")
+    return [*lines, "", *grid(head, rows, numbers=(2, 3, 4)), ""]
 
 
 def _signed(values: list[float]) -> str:
@@ -103,44 +93,35 @@ def _signed(values: list[float]) -> str:
 
 
 def _turned(found: Cells, faults: Faults) -> list[str]:
-    """The pairs whose order is not the source's, with each fault in those of the two methods that have it."""
+    """The pairs in another order than the source's, with each fault in the methods that have it."""
     rows, right = [], dict.fromkeys(faults, 0)
-    for better, worse in permutations(
-        [method for method in SOURCE if relative(found, "3", method)], 2
-    ):
-        if SOURCE[better] <= SOURCE[worse] or np.mean(lead(found, "3", better, worse)) >= 0:
+    known = [method for method in SOURCE if relative(found, "3", method)]
+    for better, worse in permutations(known, 2):
+        theirs, ours = SOURCE[better] - SOURCE[worse], lead(found, "3", better, worse)
+        if theirs <= 0 or np.mean(ours) >= 0:
             continue
-        cells = []
+        row = [f"{TITLES[better]} above {TITLES[worse]}", f"+{theirs:.3f}", _signed(ours)]
         for fault, methods in faults.items():
-            pair = [
-                f"{method}-{fault}" if method in methods else method for method in (better, worse)
-            ]
-            leads = (
-                lead(found, "3", *pair)
-                if pair != [better, worse] and all(relative(found, "3", each) for each in pair)
-                else []
-            )
+            pair = [better, worse]
+            for place, method in enumerate((better, worse)):
+                if method in methods:
+                    pair[place] = f"{method}-{fault}"
+            leads = []
+            if pair != [better, worse] and all(relative(found, "3", each) for each in pair):
+                leads = lead(found, "3", *pair)
             right[fault] += bool(leads) and float(np.mean(leads)) > 0
-            cells.append(_bold(leads) if leads else "")
-        theirs = f"+{SOURCE[better] - SOURCE[worse]:.3f}"
-        rows.append(
-            [
-                f"{TITLES[better]} above {TITLES[worse]}",
-                theirs,
-                _signed(lead(found, "3", better, worse)),
-                *cells,
-            ]
-        )
+            row.append(_bold(leads) if leads else "")
+        rows.append(row)
     if not rows:
         return []
-    counts = (
-        ", ".join(f"{number} by *{fault}*" for fault, number in right.items() if number) or "none"
-    )
+    counts = [f"{number} by *{fault}*" for fault, number in right.items() if number]
     return [
-        "## Pairs that are in another order than the source's",
+        "## Pairs in another order than the source's",
         "",
-        "By how much the first is above the second: in the source, here, and with a fault in those of the two that have it. Of the",
-        f"{len(rows)} pairs a single fault puts so many into the source's order: {counts}. Bold are those whose interval says so, too.",
+        "The table shows by how much the first method is above the second: in the source, here,",
+        "and with a fault in those of the two methods that have it. Single faults put so many of",
+        f"the {len(rows)} pairs into the source's order: {', '.join(counts) or 'none'}. In bold",
+        "entries the interval says so, too.",
         "",
         *grid(("pair", "source", "without faults", *faults), rows),
         "",
@@ -154,49 +135,45 @@ def _bold(leads: list[float]) -> str:
 
 def _all(found: Cells) -> list[str]:
     """All faults together, and the network of the code."""
-    both = [
-        method
-        for method in SOURCE
-        if all(relative(found, setting, method) for setting in ("3", "published"))
-    ]
+    both = []
+    for method in SOURCE:
+        if relative(found, "3", method) and relative(found, "published", method):
+            both.append(method)
     if not both:
         return []
     ranked = sorted(both, key=lambda method: -SOURCE[method])
-    mean = {
-        setting: {m: float(np.mean(relative(found, setting, m))) for m in ranked}
-        for setting in ("3", "published")
-    }
-    rows = [
-        [TITLES[m], f"{SOURCE[m]:.3f}", *(f"{values[m]:.3f}" for values in mean.values())]
-        for m in ranked
-    ]
-    reached = {
-        setting: np.mean([run["accuracy"] for run in found[f"{setting}-full"].values()])
-        for setting in mean
-    }
+    pairs = [(a, b) for a, b in permutations(ranked, 2) if SOURCE[a] > SOURCE[b]]
+    mean: dict[str, dict[str, float]] = {}
+    reached, kept = {}, {}
+    for setting in ("3", "published"):
+        values = {method: float(np.mean(relative(found, setting, method))) for method in ranked}
+        accuracies = [run["accuracy"] for run in found[f"{setting}-full"].values()]
+        mean[setting], reached[setting] = values, np.mean(accuracies)
+        kept[setting] = sum(values[a] > values[b] for a, b in pairs)
+    rows = []
+    for method in ranked:
+        numbers = [SOURCE[method], mean["3"][method], mean["published"][method]]
+        rows.append([TITLES[method], *(f"{number:.3f}" for number in numbers)])
+    order = f"Of {len(pairs)} pairs, {kept['3']} are in the source's order without faults"
+    verdict = f"{order}, {kept['published']} with all of them."
     above = [TITLES[method] for method in ranked if mean["published"][method] > 1]
-    kept = {
-        setting: sum(values[a] > values[b] for a, b in _ordered(ranked))
-        for setting, values in mean.items()
-    }
-    pairs = _ordered(ranked)
-    verdict = f"Of {len(pairs)} pairs {kept['3']} are in the source's order without faults, {kept['published']} with all of them."
     if above:
-        verdict += f" Above full participation are then {' and '.join(above)}: learning is slow, and these faults make steps larger."
+        names = " and ".join(above)
+        verdict += (
+            f" With the faults, these methods are above full participation: {names}. Learning is "
+            "slow, and these faults make the steps larger."
+        )
     return [
         "## All faults, and the network of the code",
         "",
-        "The network of the code ends in ReLU and softmax, before a loss that takes a softmax again. With it full participation reaches an",
-        f"accuracy of {reached['published']:.1%}, without it {reached['3']:.1%}. Two differences are not put back: that logits of labels",
-        "which a client does not have were set to 0 in training, and that full participation had all data of all models.",
+        "The network of the code ends in ReLU and softmax, before a loss that takes a softmax",
+        f"again. With it full participation reaches an accuracy of {reached['published']:.1%},",
+        f"without it {reached['3']:.1%}. Two differences are not put back: the logits of labels",
+        "that a client does not have were set to 0 in training, and full participation had all data",
+        "of all models.",
         "",
         *grid(("method", "source", "without faults", "all faults"), rows),
         "",
         verdict,
         "",
     ]
-
-
-def _ordered(ranked: list[str]) -> list[tuple[str, str]]:
-    """All pairs, the one that is above the other in the source first."""
-    return [(a, b) for a, b in permutations(ranked, 2) if SOURCE[a] > SOURCE[b]]

@@ -1,14 +1,15 @@
-"""Multi-model FL's Table I (S0): the accuracy of several models trained at once, by method, relative to full participation.
+"""Multi-model FL's Table I (S0): several models trained at once, relative to full participation.
 
-A part is one run: a setting, a method and a seed. A finished one is kept, and is not run again. Seeds are run one after the other
-through all methods, so that what is there can be compared at any time.
+A part is one run: a setting, a method and a seed. A finished part is not run again. All methods run
+with one seed before the next seed starts, so that finished runs can be compared at any time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,14 @@ from rota_lab.reproduce.result import Result
 CLIENTS, BUDGET, ROUNDS, SEEDS = 120, 12, 150, 5
 NAME = "mmfl-table1"
 HELD_OUT, QUICK_HELD_OUT = 0.3, 0.9
-"""The part of the test examples that S0 keeps for validation, and the part of the rest that the short version leaves away."""
+"""The fraction of the test examples that S0 keeps for validation, and the fraction of the others
+that the short version leaves out."""
 HIGH, LABELS = 0.1, 0.3
-"""The part of the clients that has much data, and of the labels that a client has, where S0 splits the data."""
+"""S0's split: the fraction of clients with much data, and of labels that a client has."""
 LAST = 21
-"""The rounds at the end over which S0 takes the mean of the accuracy."""
+"""S0's accuracies are means over this many last rounds."""
 EVERY = 5
-"""Before that, models are tested every so many rounds."""
+"""The rounds between two tests before that."""
 QUICK_ROUNDS, QUICK_CLIENTS, QUICK_METHODS = 6, 24, ("full", "random", "gvr-star", "kvib")
 
 Method = Callable[[tuple[int, ...]], tuple[Sampler, Estimator]]
@@ -86,12 +88,12 @@ METHODS: dict[str, Method] = {
     "round-robin-server": lambda _: (RoundRobinServer(BUDGET), Unbiased()),
     "fedfair": lambda _: (FedFair(BUDGET), Unbiased()),
 }
-"""A sampler and an estimator each, from the clients' processors."""
+"""Each method's sampler and estimator, as a function of the clients' processors."""
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task trains, as far as that is known without its data's files."""
+    """What a task trains, as far as it is known without the data's files."""
 
     data: str
     source: Callable[..., Federation]
@@ -99,36 +101,43 @@ class TaskSpec:
     model: Callable[..., nn.Module]
     lr: float
     sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
-    """The least and the most examples of most clients, and of the few that have much data (S0's split)."""
+    """S0's split: the range of examples of most clients, and of the few with much data."""
     owners: str = ""
-    """Or who the clients are in the data."""
+    """Who the clients are, where the data have natural clients."""
     batch: int | None = None
     epochs: int = 5
     held_out: float = HELD_OUT
 
     def partition(self, clients: int) -> Partition:
-        return (
-            high_low(clients, HIGH, *self.sizes, LABELS) if self.sizes else natural(limit=clients)
-        )
+        if self.sizes:
+            return high_low(clients, HIGH, *self.sizes, LABELS)
+        return natural(limit=clients)
 
     def task(self, clients: int, name: str, seed: int) -> Task:
         federation = held_out(self.source(self.partition(clients), seed=seed), self.held_out)
         return Task(
-            self.model, federation, lr=self.lr, batch=self.batch, epochs=self.epochs, name=name
+            self.model,
+            federation,
+            lr=self.lr,
+            batch=self.batch,
+            epochs=self.epochs,
+            name=name,
         )
 
     def words(self, clients: int, quick: bool) -> list[str]:
-        """Data, split, network, parameters, learning rate, local work, and what it is tested on."""
+        """The task's row on the page: see TASKS in mmfl_page.py."""
         with torch.device("meta"):  # no weights are drawn
             parameters = sum(weight.numel() for weight in self.model().parameters())
         if self.sizes:
             (low, some), (many, most) = self.sizes
-            split = f"{HIGH:.0%} of the clients have {many} to {most} examples, the others {low} to {some}; {LABELS:.0%} of the labels each"
+            sizes = f"{many} to {most} examples, the others {low} to {some}"
+            labels = f"{LABELS:.0%} of the labels each"
+            split = f"{HIGH:.0%} of the clients have {sizes}; {labels}"
         else:
             split = f"the data's own: the first {clients} {self.owners}"
-        work = f"{self.epochs} steps on all examples" + (
-            f" (batches of {self.batch}, and nobody has more)" if self.batch else ""
-        )
+        work = f"{self.epochs} steps on all examples"
+        if self.batch:
+            work += f" (batches of {self.batch}, and no client has more)"
         tested = (1 - self.held_out) * (1 - QUICK_HELD_OUT if quick else 1)
         test = "all test examples" if tested == 1 else f"the last {tested:.0%} of the test examples"
         return [
@@ -177,35 +186,35 @@ SETTINGS: Settings = {
         "shakespeare": ROLES,
     },
 }
-"""The tasks of each setting. Those of a kind differ by who has which labels."""
+"""The tasks of each setting. Tasks with one specification differ in who has which labels."""
 
 
-def made(kinds: dict[str, TaskSpec], clients: int, seed: int) -> list[Task]:
-    """A setting's tasks with their data, of which every client lacks one's, at random, with a chance of 10 %."""
-    return lacking(
-        [kind.task(clients, name, 100 * seed + s) for s, (name, kind) in enumerate(kinds.items())],
-        seed,
-    )
+def made(specs: dict[str, TaskSpec], clients: int, seed: int) -> list[Task]:
+    """A setting's tasks with their data; see `lacking`."""
+    tasks = []
+    for number, (name, spec) in enumerate(specs.items()):
+        tasks.append(spec.task(clients, name, 100 * seed + number))
+    return lacking(tasks, seed)
 
 
 def held_out(federation: Federation, out: float = HELD_OUT) -> Federation:
-    """The test examples without the first ones, which S0 keeps for validation."""
+    """A federation without the first test examples, which S0 keeps for validation."""
     test, first = federation.test, int(out * len(federation.test.y))
     x, y = test.x[first:], test.y[first:]
     return replace(federation, test=replace(test, x=x, y=y, offsets=np.array([0, len(y)])))
 
 
 def lacking(tasks: list[Task], seed: int) -> list[Task]:
-    """The tasks, where every client lacks the data of one of them, at random, with a chance of 10 %."""
+    """The tasks, where each client lacks the data of a random one with a chance of 10 %."""
     generator = rng.generator(rng.key(seed, "lacking"))
     clients = tasks[0].data.clients
-    lacks = np.where(
-        generator.random(clients) < 0.1, generator.integers(len(tasks), size=clients), -1
-    )
-    return [
-        replace(task, data=without(task.federation, np.flatnonzero(lacks == s)))
-        for s, task in enumerate(tasks)
-    ]
+    chosen = generator.random(clients) < 0.1
+    lacks = np.where(chosen, generator.integers(len(tasks), size=clients), -1)
+    out = []
+    for number, task in enumerate(tasks):
+        kept = without(task.federation, np.flatnonzero(lacks == number))
+        out.append(replace(task, data=kept))
+    return out
 
 
 def without(federation: Federation, clients: Array) -> Federation:
@@ -220,7 +229,7 @@ def without(federation: Federation, clients: Array) -> Federation:
 
 @dataclass(frozen=True)
 class Part:
-    """A part: a setting, a method and a seed."""
+    """A setting, a method and a seed."""
 
     setting: str
     method: str
@@ -228,7 +237,7 @@ class Part:
 
     @property
     def cell(self) -> str:
-        """Its place in the table."""
+        """The part's place in the table."""
         return f"{self.setting}-{self.method}"
 
     @property
@@ -237,67 +246,68 @@ class Part:
 
     @property
     def words(self) -> set[str]:
-        """What `--only` may call it."""
+        """What `--only` may call the part."""
         seed = f"seed{self.seed}"
         return {self.name, self.cell, self.setting, self.method, seed, f"{self.setting}-{seed}"}
 
 
 def parts(quick: bool = False) -> list[Part]:
-    """All parts, in the order they are run in."""
+    """All parts, in the order in which they run."""
     if quick:
         return [Part("3", method, 0) for method in QUICK_METHODS]
-    return [
-        Part(setting, method, seed)
-        for setting in SETTINGS
-        for seed in range(SEEDS)
-        for method in METHODS
-    ]
+    return in_order(dict.fromkeys(SETTINGS, METHODS))
+
+
+def in_order(settings: Mapping[str, Iterable[str]]) -> list[Part]:
+    """The parts of each setting's methods: all methods with one seed, then with the next."""
+    out = []
+    for setting, methods in settings.items():
+        for seed, method in product(range(SEEDS), methods):
+            out.append(Part(setting, method, seed))
+    return out
 
 
 SECONDS = {
     "cuda": {"3": (13.0, 6.0), "5": (125.0, 20.0)},
     "cpu": {"3": (650.0, 300.0), "5": (15600.0, 2500.0)},
 }
-"""What a run takes, roughly, if all clients train and if not, on one H200 that several runs share and on two cores, to plan by; for five
-tasks on two cores it is a guess."""
+"""The rough time of a run in which all clients train, and of another one, on one H200 that several
+runs share, and on two cores; for five tasks on two cores it is a guess."""
 
 
 def seconds(part: Part, method: Method, device: str) -> float:
-    """What a part takes, roughly."""
+    """The rough time of a part."""
     sampler, _ = method((1,) * CLIENTS)
-    return SECONDS[device]["5" if part.setting == "5" else "3"][
-        not isinstance(sampler, Full | Gvr)
-    ]  # in these every client trains
+    all_train, others = SECONDS[device]["5" if part.setting == "5" else "3"]
+    return all_train if isinstance(sampler, Full | Gvr) else others
 
 
 def lines(some: list[Part], method_of: Callable[[Part], Method]) -> list[str]:
-    """How much work some parts are: a line for a setting and method."""
-    gpu, cpu = (
-        {part: seconds(part, method_of(part), device) for part in some}
-        for device in ("cuda", "cpu")
-    )
-    each = []
-    for cell, number in Counter(part.cell for part in some).items():
-        took = sum(value for part, value in gpu.items() if part.cell == cell)
-        each.append(
-            f"{cell:24}{number:3} run{'s' if number > 1 else ' '}{took:8,.0f} s of one H200"
-        )
-    hours = f"roughly {sum(gpu.values()) / 60:.0f} minutes of one H200, or {sum(cpu.values()) / 3600:.0f} hours of two cores"
-    total = (
-        f"{len(some)} runs of {ROUNDS} rounds are not finished yet: {hours}"
-        if some
-        else "all runs are finished"
-    )
-    return [*each, *([""] if each else []), total]
+    """How much work some parts are: a line per setting and method, and their sum."""
+    if not some:
+        return ["all runs are finished"]
+    took: dict[str, list[float]] = {}
+    hours = 0.0
+    for part in some:
+        method = method_of(part)
+        took.setdefault(part.cell, []).append(seconds(part, method, "cuda"))
+        hours += seconds(part, method, "cpu") / 3600
+    out = []
+    for cell, mine in took.items():
+        runs = f"{len(mine):3} run{'s' if len(mine) > 1 else ' '}"
+        out.append(f"{cell:24}{runs}{sum(mine):8,.0f} s of one H200")
+    minutes = sum(map(sum, took.values())) / 60
+    cost = f"roughly {minutes:.0f} minutes of one H200, or {hours:.0f} hours of two cores"
+    return [*out, "", f"{len(some)} runs of {ROUNDS} rounds are not finished yet: {cost}"]
 
 
 def method_of(part: Part) -> Method:
-    """A part's sampler and estimator."""
+    """How a part's sampler and estimator are made."""
     return METHODS[part.method]
 
 
 def estimate(only: str | None = None, out: Path | None = None) -> list[str]:
-    """How much work the parts are that `out` does not have yet, as lines: one for a setting and method."""
+    """How much work the unfinished parts are, as lines."""
     return lines(left(results(out, NAME), chosen(only, parts())), method_of)
 
 
@@ -311,10 +321,10 @@ def mmfl_table1(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Several models at once: 15 ways to share 12 clients among 3 and 5 tasks, relative to full participation (S0, Table I).
+    """Several models at once: 15 ways to share 12 clients among 3 and 5 tasks (S0, Table I).
 
-    With `out` every finished part is kept there, and not run again. `minutes` stops the work; 0 does none, and gives what is there
-    already.
+    Finished parts are kept in `out`, and are not run again. `minutes` limits the time; 0 runs
+    nothing and returns what is finished.
     """
     everything = parts(quick)
     files = [] if quick else results(out, NAME)
@@ -330,7 +340,7 @@ def played(
     method_of: Callable[[Part], Method],
     quick: bool,
 ) -> Cells:
-    """Run what is wanted and not finished yet: all that is finished then, by its place in the table and by seed."""
+    """Run the wanted parts, and return all finished ones by cell and seed."""
 
     def load(kind: tuple[str, int]) -> Track:
         setting, seed = kind
@@ -338,7 +348,8 @@ def played(
         return Track(settings[setting], seed, runner, quick)
 
     def run(track: Track, part: Part) -> tuple[Found, str]:
-        numbers = track.run(*method_of(part)(track.processors))
+        sampler, estimator = method_of(part)(track.processors)
+        numbers = track.run(sampler, estimator)
         return numbers, f"accuracy {numbers['accuracy']:.3f}"
 
     wanted = everything if quick else chosen(only, everything)
@@ -353,62 +364,56 @@ def played(
 def about(quick: bool = False) -> About:
     """What is run, for the page to say."""
     clients, rounds = (QUICK_CLIENTS, QUICK_ROUNDS) if quick else (CLIENTS, ROUNDS)
-    everything = parts(quick)
-    settings, methods = (
-        dict.fromkeys(words)
-        for words in zip(*((part.setting, part.method) for part in everything), strict=True)
-    )
-    policies = {method: METHODS[method]((1,) * clients) for method in methods}
+    runs = [(part.setting, part.method, part.seed) for part in parts(quick)]
+    described, theta = {}, {}
+    for setting in dict.fromkeys(setting for setting, _, _ in runs):
+        described[setting] = tasks(setting, clients, quick)
+        shares = np.ones((len(SETTINGS[setting]), clients))
+        theta[setting] = float(KVibPairs(BUDGET).init(shares, rounds)["theta"][0])
+    methods, drawn, single = {}, [], []
+    for method in dict.fromkeys(method for _, method, _ in runs):
+        sampler, estimator = METHODS[method]((1,) * clients)
+        methods[method] = (options(sampler, SAMPLERS), options(estimator, ESTIMATORS))
+        if isinstance(sampler, Assigning):
+            drawn.append(method)
+        if isinstance(sampler, RoundRobin | RoundRobinServer | FedFair):
+            single.append(method)
     return About(
         clients=clients,
         budget=BUDGET,
         rounds=rounds,
         last=last(rounds),
         server=Sgd().lr,
-        tasks={setting: tasks(setting, clients, quick) for setting in settings},
-        methods={
-            method: (options(sampler, SAMPLERS), options(estimator, ESTIMATORS))
-            for method, (sampler, estimator) in policies.items()
-        },
-        theta={
-            setting: float(
-                KVibPairs(BUDGET).init(np.ones((len(SETTINGS[setting]), clients)), rounds)["theta"][
-                    0
-                ]
-            )
-            for setting in settings
-        },
-        drawn=[
-            method for method, (sampler, _) in policies.items() if isinstance(sampler, Assigning)
-        ],
-        single=[
-            method
-            for method, (sampler, _) in policies.items()
-            if isinstance(sampler, RoundRobin | RoundRobinServer | FedFair)
-        ],
-        runs=[(part.setting, part.method, part.seed) for part in everything],
+        tasks=described,
+        methods=methods,
+        theta=theta,
+        drawn=drawn,
+        single=single,
+        runs=runs,
         quick=quick,
     )
 
 
 def tasks(setting: str, clients: int, quick: bool) -> list[list[str]]:
-    """A setting's tasks in words, those of a kind together."""
-    kinds: dict[TaskSpec, list[str]] = {}
-    for name, kind in SETTINGS[setting].items():
-        kinds.setdefault(kind, []).append(name)
-    return [[", ".join(names), *kind.words(clients, quick)] for kind, names in kinds.items()]
+    """A setting's tasks in words; tasks with one specification share a row."""
+    names: dict[TaskSpec, list[str]] = {}
+    for name, spec in SETTINGS[setting].items():
+        names.setdefault(spec, []).append(name)
+    return [[", ".join(mine), *spec.words(clients, quick)] for spec, mine in names.items()]
 
 
 SHARED = {field.name for field in fields(Assigning)} | {"memory"}
-"""Options that are the same for all methods, or change no number."""
+"""Options that are the same for all methods, or that change no number."""
 
 
 def options(policy: Sampler | Estimator, table: dict[str, Any]) -> str:
-    """A sampler's or estimator's name and its own options."""
-    name = called(policy, table)
-    own = [field.name for field in fields(policy) if field.name not in SHARED]  # type: ignore[arg-type]
-    words = [f"{key} {_value(getattr(policy, key))}" for key in own]
-    return f"`{name}`" + (f": {', '.join(words)}" if words else "")
+    """The name of a sampler or estimator, and its own options."""
+    words = []
+    for field in fields(policy):  # type: ignore[arg-type]
+        if field.name not in SHARED:
+            words.append(f"{field.name} {_value(getattr(policy, field.name))}")
+    name = f"`{called(policy, table)}`"
+    return f"{name}: {', '.join(words)}" if words else name
 
 
 def _value(value: object) -> str:
@@ -418,30 +423,29 @@ def _value(value: object) -> str:
 
 
 def last(rounds: int) -> int:
-    """The rounds at the end over which the mean is taken."""
+    """The number of rounds at the end over which accuracies are averaged."""
     return min(LAST, rounds // 2)
 
 
 class Track:
-    """A setting's tasks and engine for one seed: all methods run on it."""
+    """A setting's tasks and engine for one seed. All methods run on it."""
 
     def __init__(
-        self, kinds: dict[str, TaskSpec], seed: int, runner: Runner, quick: bool = False
+        self, specs: dict[str, TaskSpec], seed: int, runner: Runner, quick: bool = False
     ) -> None:
         clients, self.rounds = (QUICK_CLIENTS, QUICK_ROUNDS) if quick else (CLIENTS, ROUNDS)
         self.seed, self.last, self.deadline = seed, last(self.rounds), runner.deadline
-        self.tasks = made(kinds, clients, seed)
-        if quick:
-            self.tasks = [
-                replace(task, data=held_out(task.federation, QUICK_HELD_OUT)) for task in self.tasks
-            ]
+        self.tasks = []
+        for task in made(specs, clients, seed):
+            if quick:
+                task = replace(task, data=held_out(task.federation, QUICK_HELD_OUT))
+            self.tasks.append(task)
         self.processors = tuple(assign.mixed(plan.shares(self.tasks), seed).tolist())
-        self.engine: Engine = make(
-            "auto", Experiment(self.tasks, seed=seed), runner.device, runner.precision
-        )
+        experiment = Experiment(self.tasks, seed=seed)
+        self.engine: Engine = make("auto", experiment, runner.device, runner.precision)
 
     def run(self, sampler: Sampler, estimator: Estimator) -> Found:
-        """One run in numbers: accuracies at the end, their curve, and what it cost."""
+        """One run in numbers: accuracies at the end, their curve, and costs."""
         experiment = Experiment(
             self.tasks,
             sampler,
@@ -451,7 +455,8 @@ class Track:
             evaluate=self.rounds + 1,
         )
         state, client_seconds, server_bytes = loop.begin(experiment, self.engine), 0.0, 0
-        curve: dict[int, list[float]] = {}
+        end: list[list[float]] = []
+        curve: dict[int, float] = {}
         failures: Counter[str] = Counter()
         while state.round < self.rounds:
             in_time(self.deadline)
@@ -459,24 +464,19 @@ class Track:
             client_seconds += line["client_seconds"]
             server_bytes = max(server_bytes, line["server_bytes"])
             failures.update(failure["model"] for failure in line["failures"])
-            if state.round > self.rounds - self.last or state.round % EVERY == 0:
-                curve[state.round] = [
-                    score.accuracy for score in self.engine.evaluate(state.models)
-                ]
-        end = np.array(
-            [accuracies for t, accuracies in curve.items() if t > self.rounds - self.last]
-        )
-        kept = {t: each for t, each in curve.items() if t % EVERY == 0}
+            counts = state.round > self.rounds - self.last
+            if counts or state.round % EVERY == 0:
+                scores = self.engine.evaluate(state.models)
+                accuracies = [score.accuracy for score in scores]
+                if counts:
+                    end.append(accuracies)
+                if state.round % EVERY == 0:
+                    curve[state.round] = float(f"{np.mean(accuracies):.5g}")
+        means = np.mean(end, axis=0).tolist()
         return {
-            "accuracy": float(end.mean()),
-            "models": {
-                name: float(value)
-                for name, value in zip(experiment.names, end.mean(axis=0), strict=True)
-            },
-            "curve": {
-                "rounds": list(kept),
-                "accuracy": [float(f"{np.mean(each):.5g}") for each in kept.values()],
-            },
+            "accuracy": float(np.mean(end)),
+            "models": dict(zip(experiment.names, means, strict=True)),
+            "curve": {"rounds": list(curve), "accuracy": list(curve.values())},
             "bytes": state.bytes_up + state.bytes_down,
             "client_seconds": client_seconds,
             "server_bytes": server_bytes,
