@@ -419,7 +419,7 @@ def test_a_used_folder_is_refused_and_resume_offered(
     folder, _ = finished
     again = call("compare", *SMALL, "--vary", "estimator=fedavg,unbiased", "--out", folder)
     assert again.status == 2
-    assert "fedavg-seed0 is already in use: add --resume to go on with it" in again.err
+    assert "fedavg-seed0 is already in use: add --resume to resume its run" in again.err
     other = call(
         "compare",
         *SMALL,

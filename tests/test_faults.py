@@ -20,7 +20,7 @@ from test_store import Toy, contents, die_at, go_on, make, tidy
 from rota.engine import ENGINES
 from rota.estimate import Yogi
 from rota.experiment import Experiment
-from rota.running import experiment as experiments
+from rota.running import run as running
 from rota.running.run import execute
 
 pytestmark = pytest.mark.faults
@@ -162,8 +162,8 @@ def kill_one(experiment: Experiment, folder: Path, engine: str, wait: bool, dela
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("sequential", "batched")])
 def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     """Without the seconds that starting takes, for a few rounds each."""
-    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
-    monkeypatch.setattr(experiments, "CHECKPOINT_COSTS", -1.0)
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(running, "CHECKPOINT_COSTS", -1.0)
     rounds, least = (
         (40, 30) if engine == "sequential" else (10, 3)
     )  # the batched one takes seconds to start
@@ -192,8 +192,8 @@ def test_killed_at_every_file_operation_thrice(
     """Die before operation k of the run, of the next, and of the one after it, then end: for every k."""
     monkeypatch.setitem(ENGINES, "toy", Toy)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
-    monkeypatch.setattr(experiments, "CHECKPOINT_COSTS", -1.0)
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(running, "CHECKPOINT_COSTS", -1.0)
     experiment = make()
     execute(experiment, engine="toy", out=tmp_path / "unbroken")
     operation, statuses = 0, {137}
