@@ -604,32 +604,32 @@ def test_from_clients_takes_pairs_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("train", "test", "sentence"),
     [
-        ([], (X, Y), "train is empty: give a list with one (x, y) pair for each client"),
-        (None, (X, Y), "train is None: give a list with one (x, y) pair for each client"),
+        ([], (X, Y), "train is empty: give a list with one (x, y) pair per client"),
+        (None, (X, Y), "train is None: give a list with one (x, y) pair per client"),
         (
             {"a": (X, Y)},
             (X, Y),
-            "train is a dict: give a list with one (x, y) pair for each client",
+            "train is a dict: give a list with one (x, y) pair per client",
         ),
         (
             (X, Y),
             (X, Y),
-            "train is one pair in the place of a list: give a list with one (x, y) pair for each client",
+            "train is one pair instead of a list: give a list with one (x, y) pair per client",
         ),
         (
             (X[:2], Y[:2]),
             (X, Y),
-            "train is one pair in the place of a list: give a list with one (x, y) pair for each client",
+            "train is one pair instead of a list: give a list with one (x, y) pair per client",
         ),
         (
             [(X, Y)],
             [X, Y],
-            "test is one pair in the place of a list: give a list with one (x, y) pair for each client, or one pair (a tuple)",
+            "test is one pair instead of a list: give a list with one (x, y) pair per client, or one pair (a tuple)",
         ),
         (
             [(X, Y)],
             None,
-            "test is None: give a list with one (x, y) pair for each client, or one pair (a tuple) that all share",
+            "test is None: give a list with one (x, y) pair per client, or one pair (a tuple) that all share",
         ),
         (
             [(X, Y), (X, Y, Y)],
@@ -644,23 +644,27 @@ def test_from_clients_takes_pairs_as_they_come() -> None:
         ),
         ([(X, Y), (X, Y[:5])], (X, Y), "train client 1 has 6 examples but 5 targets"),
         ([(X, Y), (X, None)], (X, Y), "train client 1: y is no array of numbers ("),
-        ([(X, Y), (X, 3)], (X, Y), "train client 1: y is a single number: give one row an example"),
+        (
+            [(X, Y), (X, 3)],
+            (X, Y),
+            "train client 1: y is a single number: give one row per example",
+        ),
         (
             [(X, Y), (X, ["a"] * 6)],
             (X, Y),
-            "train client 1: y is of texts: give numbers (classes are numbered from 0)",
+            "train client 1: y holds texts: give numbers (classes count from 0)",
         ),
         (
             [(X, Y), (X, np.array(["a"] * 6))],
             (X, Y),
-            "train client 1: y is of texts: give numbers (classes are numbered from 0)",
+            "train client 1: y holds texts: give numbers (classes count from 0)",
         ),
         (
             [(X, Y), (X, np.array(["a"] * 6, object))],
             (X, Y),
-            "train client 1: y is of texts: give numbers",
+            "train client 1: y holds texts: give numbers",
         ),
-        ([(X, Y)], (["word"], [0]), "test: x is of texts: give numbers"),
+        ([(X, Y)], (["word"], [0]), "test: x holds texts: give numbers"),
         (
             [(X, Y), ([[1.0, 2.0], [3.0]], [0, 1])],
             (X, Y),
@@ -669,25 +673,45 @@ def test_from_clients_takes_pairs_as_they_come() -> None:
         (
             [(X, Y), (X[:, :1], Y)],
             (X, Y),
-            "train client 1 has examples of shape (1,), client 0 of (2,)",
+            "train client 1 has examples of shape (1,), but those of client 0 have shape (2,)",
         ),
         (
             [None, (X, Y), (X, Y[:, None])],
             (X, Y),
-            "train client 2 has targets of shape (1,), client 1 of ()",
+            "train client 2 has targets that are whole numbers of shape (1,), but those of client 1 are whole numbers of shape ()",
         ),
         (
             [None, ([], [])],
             (X, Y),
-            "train has no examples: all of its 2 pairs are empty, and one client at least must have some",
+            "train has no examples: all of its 2 pairs are empty, and at least one client must have some",
         ),
         ([(X, Y)], ([], []), "test has no examples: all of its 1 pairs are empty"),
         (
             [(X, Y)] * 3,
             [(X, Y)] * 2,
-            "test has 2 pairs and train 3: give one that all share, or one for each client",
+            "test has 2 pairs and train 3: give one that all share, or one per client",
         ),
-        ([(X, Y)], (X[:, :1], Y), "test examples have shape (1,), training examples (2,)"),
+        (
+            [(X, Y), (X, Y.astype(float))],
+            (X, Y),
+            "train client 1 has targets that are real numbers of shape (), but those of client 0",
+        ),
+        (
+            [(X.astype(int), Y)],
+            (X, Y),
+            "test examples are real numbers of shape (2,), but training examples whole numbers",
+        ),
+        (
+            [(X, Y)],
+            (X, Y.astype(float)),
+            "test targets are real numbers of shape (), but training targets whole numbers",
+        ),
+        ([(X, Y)], (X, [2**70] * 6), "test: y is no array of numbers ("),
+        (
+            [(X, Y)],
+            (X[:, :1], Y),
+            "test examples are real numbers of shape (1,), but training examples real numbers of shape (2,)",
+        ),
     ],
 )
 def test_from_clients_names_the_mistake(train: Any, test: Any, sentence: str) -> None:
@@ -765,7 +789,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "too few targets": (
         lambda p: np.savez(p, x=np.zeros((2, 2)), y=np.zeros(1, int)),
-        "as many of each",
+        "same number of both",
     ),
     "no examples": (lambda p: np.savez(p, x=np.zeros((0, 2)), y=np.zeros(0, int)), "at least one"),
     "negative labels": (lambda p: np.savez(p, x=np.zeros((1, 2)), y=np.array([-1])), "negative"),

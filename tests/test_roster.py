@@ -69,7 +69,7 @@ def test_ten_million_names_cost_nothing() -> None:
         ({"sizes": np.array([1.5, 2])}, "sizes must be one whole number from 0 on per client"),
         ({"sizes": np.array([3, -1])}, "sizes must be one whole number from 0 on per client"),
         ({"sizes": np.array([], int)}, "sizes must be one whole number from 0 on per client"),
-        ({"ids": ["a"]}, "has 1 ids and 2 sizes: give one per client"),
+        ({"ids": ["a"]}, "has 1 ids and 2 sizes: give one of each"),
         ({"ids": ["a", "a"]}, "two clients share an id"),
         ({"ids": [1, 2]}, r"roster\.ids is \[1, 2\], but it takes a list"),
         ({"classes": "ten"}, r"roster\.classes is 'ten', but it takes a whole number"),

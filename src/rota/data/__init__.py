@@ -1,7 +1,8 @@
-"""Data: a Federation, the partitions that make one of examples, and the sources.
+"""Data: federations and rosters, the partitions that deal examples out, and the sources.
 
-Every source is a function that returns a Federation; SOURCES names them for recipes and the command line. Your own data come
-in through `from_clients` (arrays or tensors), `folder` (files) or `from_flower` (Flower's hub).
+Every source is a function that returns a Federation; SOURCES names them for recipes and the command
+line. Your own data come in through `from_clients` (arrays or tensors), `folder` (files) or
+`from_flower` (Flower's hub).
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _NEEDED: dict[str, Callable[[], bool]] = {
     "mnist": lambda: files.at_hand("mnist", MNIST),
     "fashion-mnist": lambda: files.at_hand("fashion-mnist", FASHION_MNIST),
     "cifar10": lambda: files.at_hand("cifar10", BATCHES) or files.at_hand("cifar10", (ARCHIVE,)),
-    "mnist-writers": lambda: (
-        files.at_hand("mnist", MNIST) and files.at_hand("qmnist-writers", WRITERS)
+    "mnist-writers": lambda: all(
+        files.at_hand(*each) for each in (("mnist", MNIST), ("qmnist-writers", WRITERS))
     ),
     "femnist": femnist_at_hand,
     "shakespeare": lambda: files.at_hand("shakespeare", PLAYS),
@@ -57,7 +58,7 @@ _NEEDED: dict[str, Callable[[], bool]] = {
 
 
 def at_hand(source: str) -> bool:
-    """Whether a source's files are on this machine, if it needs any; they are not checked here."""
+    """Whether the files that a source needs are on this machine. They are not checked here."""
     return source not in _NEEDED or _NEEDED[source]()
 
 

@@ -1,4 +1,8 @@
-"""CIFAR-10 (Krizhevsky 2009), from its binary version: the Python version is pickled, and unpickling runs what it reads."""
+"""CIFAR-10 (Krizhevsky 2009).
+
+It is read from the binary version. The Python version is pickled, and unpickling a file can run
+code that is in it.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +47,9 @@ def cifar10(
 ) -> Federation:
     """CIFAR-10: 50,000 colour photographs of 32x32 pixels in 10 classes, and 10,000 for testing.
 
-    x is float32 [n, 3, 32, 32], each channel with mean 0 and deviation 1. 100 clients share the training images evenly,
-    unless `partition` says otherwise. Read from the six .bin files, or from cifar-10-binary.tar.gz as it is.
+    x is float32 [n, 3, 32, 32], each channel with mean 0 and deviation 1. 100 clients share the
+    training images evenly, unless `partition` says otherwise. The images are read from the six .bin
+    files, or straight from cifar-10-binary.tar.gz.
     """
     batches = _batches()
     parts = _examples(b"".join(batches[:5])), _examples(batches[5])
@@ -71,12 +76,11 @@ def _batches() -> list[bytes]:
             if stream:
                 members[name] = stream.read()
     for batch in BATCHES:
-        if (
-            hashlib.md5(members.get(batch.name, b""), usedforsecurity=False).hexdigest()
-            not in batch.md5
-        ):
+        md5 = hashlib.md5(members.get(batch.name, b""), usedforsecurity=False)
+        if md5.hexdigest() not in batch.md5:
             raise BadInput(
-                f"{batch.name} in {path} is missing or damaged: remove the archive to have it downloaded again"
+                f"{batch.name} in {path} is missing or damaged: remove the archive to have it "
+                "downloaded again"
             )
     return [members[batch.name] for batch in BATCHES]
 

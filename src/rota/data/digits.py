@@ -16,8 +16,9 @@ def digits(
 ) -> Federation:
     """1,797 handwritten digits of 8x8 pixels; needs no files.
 
-    x is float32 [n, 1, 8, 8] in 0..1. A random fifth of each class is for testing, and 20 clients share the rest evenly,
-    unless `partition` says otherwise. The digits are the ones inside scikit-learn (UCI, Alpaydin & Kaynak 1998).
+    x is float32 [n, 1, 8, 8] in 0..1. A random fifth of each class is for testing, and 20 clients
+    share the rest evenly, unless `partition` says otherwise. scikit-learn brings these digits along
+    (UCI, Alpaydin & Kaynak 1998).
     """
     from sklearn.datasets import load_digits
 

@@ -8,7 +8,8 @@ from rota.data.federation import Federation, Partition, federate
 
 FOLDER = "fashion-mnist"
 FILES = idx.remotes(
-    # the second of each pair is Debian's package, where the same images are compressed once more
+    # The second sum of each pair is that of Debian's package, which compresses the same images
+    # anew.
     (
         ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "cf8536b0aa1a6ac5fa3f23001093305c"),
         ("25c81989df183df01b3e8a0aad5dffbe", "10bea18fdb374794d4bb42e356e600c9"),
@@ -25,9 +26,10 @@ FILES = idx.remotes(
 def fashion_mnist(
     partition: Partition | None = None, matched_test: bool = False, seed: int = 0
 ) -> Federation:
-    """Fashion-MNIST: 60,000 pictures of clothes of 28x28 pixels in 10 classes, and 10,000 for testing.
+    """Fashion-MNIST: 60,000 pictures of clothes, 28x28 pixels, 10 classes, and 10,000 for testing.
 
-    x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless `partition` says otherwise.
+    x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless
+    `partition` says otherwise.
     """
     parts = idx.images(FOLDER, FILES)
     return federate(

@@ -1,6 +1,6 @@
 """Federation: all clients' examples in contiguous arrays, and where each client's begin.
 
-One client or a million cost the same objects: client i's examples are the rows offsets[i]:offsets[i+1].
+One client or a million cost the same objects: client i has the rows offsets[i]:offsets[i+1].
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from torch import Tensor
 from rota import rng
 from rota.arrays import Array
 from rota.data.roster import Roster
-from rota.errors import BadInput
+from rota.errors import BadInput, first_line
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples that belong to nobody yet: what a data source reads and a partition deals out.
+    """Examples that belong to no client yet. Sources read them, and partitions deal them out.
 
-    `groups[j]` is the natural owner of example j (its writer, role or hospital), 0..G-1, where the data have one.
+    `groups[j]` in 0..G-1 is the natural owner of example j (its writer, role or hospital), where
+    the data have owners.
     """
 
     x: Tensor
@@ -40,20 +41,24 @@ class Examples:
 
 
 Partition = Callable[[Examples, np.random.Generator], tuple[Array, int]]
-"""A partition maps examples to (owner of each example: 0..clients-1, or -1 for "left out"; number of clients)."""
+"""A function of examples that returns the owner of each one and the number of clients.
+
+Owners are in 0..clients-1; -1 leaves an example out.
+"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part (train or test) of a federation: rows offsets[i]:offsets[i+1] of x and y belong to client i."""
+    """The train or the test part: rows offsets[i]:offsets[i+1] of x and y belong to client i."""
 
     x: Tensor
     y: Tensor
     offsets: Array
 
     def __repr__(self) -> str:
-        """In one line, without the examples."""
-        return f"Part({self.clients} clients, {len(self.y)} examples of shape {tuple(self.x.shape[1:])})"
+        """One line, without the examples."""
+        examples = f"{len(self.y)} examples of shape {tuple(self.x.shape[1:])}"
+        return f"Part({self.clients} clients, {examples})"
 
     @property
     def clients(self) -> int:
@@ -61,7 +66,7 @@ class Part:
 
     @property
     def sizes(self) -> Array:
-        """Number of examples of each client: int64 [clients]."""
+        """The number of examples per client: int64 [clients]."""
         return np.diff(self.offsets)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +87,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Federation:
-    """N clients' training examples and the test examples: one shared test set, or one for each client.
+    """N clients' training examples, and test examples: one shared test set, or one per client.
 
     `classes` is 0 where the targets are not class labels.
     """
@@ -95,11 +100,10 @@ class Federation:
     """The clients' stable names, where the data have some."""
 
     def __repr__(self) -> str:
-        """In one line, without the examples."""
+        """One line, without the examples."""
         examples = f"{len(self.train.y)} + {len(self.test.y)} examples of shape {self.shape}"
-        return (
-            f"Federation({self.name!r}, {self.clients} clients, {examples}, {self.classes} classes)"
-        )
+        words = f"{self.clients} clients, {examples}, {self.classes} classes"
+        return f"Federation({self.name!r}, {words})"
 
     @cached_property
     def roster(self) -> Roster:
@@ -117,12 +121,15 @@ class Federation:
 
     @property
     def shared_test(self) -> bool:
-        """Whether the test part is one set for all, rather than one for each client."""
+        """Whether the test part is one set for all, rather than one per client."""
         return self.test.clients != self.clients
 
 
 def pack(examples: Examples, owner: Array, clients: int) -> Part:
-    """Order examples by owner into one Part. Rows with owner -1 are left out; a client's rows keep their order."""
+    """Order examples by owner into one Part; a client's rows keep their order.
+
+    Rows with owner -1 are left out.
+    """
     order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(owner[order], minlength=clients), out=offsets[1:])
@@ -147,25 +154,24 @@ def federate(
 ) -> Federation:
     """Deal the training examples out with `partition`; the test examples stay shared.
 
-    With `matched_test` every client also gets its own test set, with its own mix of labels (see `match`).
+    With `matched_test` each client gets a test set of its own, with its own mix of labels
+    (`match`).
     """
     owner, clients = partition(train, rng.generator(rng.key(seed, "partition", name)))
     part = pack(train, owner, clients)
     if not matched_test:
         return Federation(name, part, shared(test), classes)
-    owner = match(
-        part.label_counts(classes),
-        test.labels,
-        rng.generator(rng.key(seed, "test partition", name)),
-    )
+    generator = rng.generator(rng.key(seed, "test partition", name))
+    owner = match(part.label_counts(classes), test.labels, generator)
     return Federation(name, part, pack(test, owner, clients), classes)
 
 
 def match(counts: Array, labels: Array, generator: np.random.Generator) -> Array:
-    """Owners for test examples, such that each class is dealt out in proportion to the clients' training counts of it.
+    """Deal out test examples of each class in proportion to the clients' training counts of it.
 
-    It works behind any partition: a client that trains on 3 % of all fours is tested on 3 % of the test set's fours (by
-    largest remainders). Test examples of classes that nobody trains on are left out (-1).
+    This works after any partition: a client that trains on 3 % of all fours is tested on 3 % of the
+    test set's fours (by largest remainders). Test examples of classes that no client trains on are
+    left out (-1).
     """
     owner = np.full(len(labels), -1, np.int64)
     for label in range(counts.shape[1]):
@@ -175,7 +181,8 @@ def match(counts: Array, labels: Array, generator: np.random.Generator) -> Array
             continue
         exact = counts[:, label] / total * len(rows)
         dealt = np.floor(exact).astype(np.int64)
-        # ties between equal remainders are broken at random, or the first clients would get every spare example
+        # Ties between remainders are broken at random, or the first clients got every spare
+        # example.
         spare = np.lexsort((generator.random(len(exact)), dealt - exact))[: len(rows) - dealt.sum()]
         dealt[spare] += 1
         owner[rows] = np.repeat(np.arange(len(dealt)), dealt)
@@ -188,91 +195,111 @@ def from_clients(
     *,
     classes: int | None = None,
     name: str = "own",
+    ids: Sequence[str] = (),
 ) -> Federation:
-    """A federation from your own data: a list of (x, y) pairs, tensors or arrays, one pair a client; None is a client without data.
+    """Make a federation from your own data: a list with one (x, y) pair per client.
 
-    `test` is one (x, y) pair that all share, or a list with one pair a client. `classes` defaults to the largest
-    integer label + 1; real-valued targets have none.
+    A pair holds tensors or arrays; None is a client without data. `test` is one (x, y) pair that
+    all clients share, or a list with one pair per client. `classes` defaults to the largest integer
+    label + 1; real-valued targets have none. `ids` are the clients' names, if they have some.
     """
     packed = _concat(_pairs(train, "train"), "train")
     packed_test = _concat([test] if isinstance(test, tuple) else _pairs(test, "test"), "test")
     if packed_test.clients not in (1, packed.clients):
         raise BadInput(
-            f"test has {packed_test.clients} pairs and train {packed.clients}: give one that all share, or one for each client"
+            f"test has {packed_test.clients} pairs and train {packed.clients}: give one that all "
+            "share, or one per client"
         )
-    if packed_test.x.shape[1:] != packed.x.shape[1:]:
-        raise BadInput(
-            f"test examples have shape {tuple(packed_test.x.shape[1:])}, training examples {tuple(packed.x.shape[1:])}"
-        )
+    for what, mine, theirs in (
+        ("examples", packed_test.x, packed.x),
+        ("targets", packed_test.y, packed.y),
+    ):
+        if _form(mine) != _form(theirs):
+            raise BadInput(f"test {what} are {_form(mine)}, but training {what} {_form(theirs)}")
+    # whole numbers of two widths are the same tokens
+    widest = torch.promote_types(packed.x.dtype, packed_test.x.dtype)
+    packed = Part(packed.x.to(widest), packed.y, packed.offsets)
+    packed_test = Part(packed_test.x.to(widest), packed_test.y, packed_test.offsets)
     if classes is None:
-        classes = (
-            0 if packed.y.is_floating_point() else int(max(packed.y.max(), packed_test.y.max())) + 1
-        )
-    return Federation(name, packed, packed_test, classes)
+        labels = not packed.y.is_floating_point()
+        classes = int(max(packed.y.max(), packed_test.y.max())) + 1 if labels else 0
+    return Federation(name, packed, packed_test, classes, ids)
 
 
 def _pairs(given: Any, part: str) -> list[Any]:
-    """One thing for each client, which should be a pair."""
-    takes = "give a list with one (x, y) pair for each client" + (
-        ", or one pair (a tuple) that all share" if part == "test" else ""
-    )
+    """One value per client, which should be a pair."""
+    takes = "give a list with one (x, y) pair per client"
+    if part == "test":
+        takes += ", or one pair (a tuple) that all share"
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
-        raise BadInput(
-            f"{part} is {'None' if given is None else f'a {type(given).__name__}'}: {takes}"
-        )
+        what = "None" if given is None else f"a {type(given).__name__}"
+        raise BadInput(f"{part} is {what}: {takes}")
     pairs = list(given)
     if not pairs:
         raise BadInput(f"{part} is empty: {takes}")
     if len(pairs) == 2 and not any(isinstance(pair, list | tuple | None) for pair in pairs):
-        raise BadInput(f"{part} is one pair in the place of a list: {takes}")
+        raise BadInput(f"{part} is one pair instead of a list: {takes}")
     return pairs
 
 
 def _concat(pairs: Sequence[Any], part: str) -> Part:
-    """All clients' pairs one after the other. One without examples has no shape to agree on."""
+    """All clients' pairs, one after the other. An empty pair has no shape to agree on."""
     sizes: list[int] = []
-    held: list[tuple[int, Tensor, Tensor]] = []
+    held: list[tuple[Tensor, Tensor]] = []
+    first = 0
     for client, pair in enumerate(pairs):
-        x, y = _tensors(
-            pair, part if part == "test" and len(pairs) == 1 else f"{part} client {client}"
-        )
+        alone = part == "test" and len(pairs) == 1
+        x, y = _tensors(pair, part if alone else f"{part} client {client}")
         sizes.append(len(y))
         if not len(y):
             continue
-        held.append(
-            (
-                client,
-                x.float() if x.is_floating_point() else x,
-                y.float() if y.is_floating_point() else y.long(),
+        x = x.float() if x.is_floating_point() else x.long() if x.dtype in _WIDE else x
+        y = y.float() if y.is_floating_point() else y.long()
+        if not held:
+            first = client
+        held.append((x, y))
+        like_x, like_y = held[0]
+        if x.shape[1:] != like_x.shape[1:]:
+            raise BadInput(
+                f"{part} client {client} has examples of shape {tuple(x.shape[1:])}, but those of "
+                f"client {first} have shape {tuple(like_x.shape[1:])}"
             )
-        )
-        first, *like = held[0]
-        for what, mine, theirs in zip(("examples", "targets"), (x, y), like, strict=True):
-            if mine.shape[1:] != theirs.shape[1:]:
-                shapes = (
-                    f"shape {tuple(mine.shape[1:])}, client {first} of {tuple(theirs.shape[1:])}"
-                )
-                raise BadInput(f"{part} client {client} has {what} of {shapes}")
+        if _form(y) != _form(like_y):
+            raise BadInput(
+                f"{part} client {client} has targets that are {_form(y)}, but those of client "
+                f"{first} are {_form(like_y)}"
+            )
     if not held:
         raise BadInput(
-            f"{part} has no examples: all of its {len(sizes)} pairs are empty, and one client at least must have some"
+            f"{part} has no examples: all of its {len(sizes)} pairs are empty, and at least one "
+            "client must have some"
         )
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Part(torch.cat([x for _, x, _ in held]), torch.cat([y for _, _, y in held]), offsets)
+    return Part(torch.cat([x for x, _ in held]), torch.cat([y for _, y in held]), offsets)
+
+
+_WIDE = (torch.uint16, torch.uint32, torch.uint64)
+"""Types that torch computes little with."""
+
+
+def _form(values: Tensor) -> str:
+    """The kind and shape of the rows, in words."""
+    if values.is_complex():
+        kind = "complex numbers"
+    else:
+        kind = "real numbers" if values.is_floating_point() else "whole numbers"
+    return f"{kind} of shape {tuple(values.shape[1:])}"
 
 
 def _tensors(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
-    """A client's examples and targets, as many of each."""
+    """A client's examples and targets, the same number of each."""
     if pair is None:
         return torch.zeros(0), torch.zeros(0)
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        kind = (
-            f"{len(pair)} things" if isinstance(pair, list | tuple) else f"a {type(pair).__name__}"
-        )
+        many = isinstance(pair, list | tuple)
+        kind = f"{len(pair)} things" if many else f"a {type(pair).__name__}"
         raise BadInput(f"{whose} is {kind}: give a pair (x, y), or None if it has no data")
-    x, y = (
-        _tensor(values, f"{whose}: {name}") for name, values in zip(("x", "y"), pair, strict=True)
-    )
+    x, y = _tensor(pair[0], f"{whose}: x"), _tensor(pair[1], f"{whose}: y")
     if len(x) != len(y):
         raise BadInput(f"{whose} has {len(x)} examples but {len(y)} targets")
     return x, y
@@ -281,25 +308,23 @@ def _tensors(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
 def _tensor(values: Any, what: str) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         if _texts(values):
-            raise BadInput(
-                f"{what} is of texts: give numbers (classes are numbered from 0)"
-            ) from error
+            raise BadInput(f"{what} holds texts: give numbers (classes count from 0)") from error
         raise BadInput(
-            f"{what} is no array of numbers ({str(error).splitlines()[0]}): give one row an example, all of one shape"
+            f"{what} is no array of numbers ({first_line(error)}): give one row per example, all "
+            "of one shape"
         ) from error
     if not tensor.dim():
-        raise BadInput(f"{what} is a single number: give one row an example")
+        raise BadInput(f"{what} is a single number: give one row per example")
     return tensor
 
 
 def _texts(values: Any) -> bool:
     """Whether there is a text in an array, or in lists however deep."""
     if isinstance(values, np.ndarray):
-        return values.dtype.kind in "US" or (
-            values.dtype.kind == "O" and any(isinstance(each, str) for each in values.flat)
-        )
-    return isinstance(values, str) or (
-        isinstance(values, list | tuple) and any(map(_texts, values))
-    )
+        objects = values.dtype.kind == "O" and any(isinstance(each, str) for each in values.flat)
+        return values.dtype.kind in "US" or objects
+    if isinstance(values, list | tuple):
+        return any(map(_texts, values))
+    return isinstance(values, str)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +15,24 @@ from rota.data import partition as partitions
 from rota.data.federation import Examples, Federation, Partition, federate
 from rota.data.owners import federate_owned, part, split
 from rota.errors import BadInput
+from rota.files import read_json
 
 FOLDERS = ("femnist", "femnist-leaf-sample")
 CLASSES = 62
+PIXELS = 28 * 28
+ADVICE = "replace it by a good copy"
 Users = list[tuple[str, Array, Array]]  # name, images, labels
 
 
 def femnist(
     partition: Partition | None = None, matched_test: bool = False, seed: int = 0
 ) -> Federation:
-    """FEMNIST: handwritten digits and letters of 28x28 pixels in 62 classes, with their writers as clients (LEAF's JSON files).
+    """FEMNIST: handwritten digits and letters of 28x28 pixels in 62 classes; writers are clients.
 
-    x is float32 [n, 1, 28, 28], 1 on the background. LEAF's own train and test files are used as they are split: where
-    both have the same writers, each client has its own test set, and where writers were set apart for testing, the test
-    set is shared. A folder of JSON files alone is split here, a random fifth of each writer's images for testing.
+    x is float32 [n, 1, 28, 28], 1 on the background, read from LEAF's JSON files. LEAF's own train
+    and test files are used as they are split: if both have the same writers, each client has a test
+    set of its own; if writers were set apart for testing, the test set is shared. A folder of JSON
+    files alone is split here: a random fifth of each writer's images is for testing.
     """
     train, test = _parts()
     names = sorted({name for name, _, _ in train})
@@ -66,36 +70,65 @@ def _parts() -> tuple[Users, Users | None]:
         if alone:
             return _users(alone), None
     raise BadInput(
-        "femnist is not on this machine, and has no download: make it with LEAF's data/femnist/preprocess.sh and put its data/train "
-        f"and data/test into $ROTA_DATA/femnist or {files.cache('femnist')}, or use the data 'digits' or 'synthetic', which need no files"
+        "femnist is not on this machine, and has no download: make it with LEAF's "
+        "data/femnist/preprocess.sh and put its data/train and data/test into $ROTA_DATA/femnist "
+        f"or {files.cache('femnist')}, or use the data 'digits' or 'synthetic', which need no files"
     )
 
 
 def at_hand() -> bool:
     """Whether there are files to read."""
-    return any(
-        True for folder in FOLDERS for place in files.places(folder) for _ in place.rglob("*.json")
-    )
+    for folder in FOLDERS:
+        for place in files.places(folder):
+            if next(place.rglob("*.json"), None):
+                return True
+    return False
 
 
 def _users(paths: list[Path]) -> Users:
+    """All users of LEAF's files. Some may have no images, but not all."""
     users: Users = []
     for path in paths:
+        data = read_json(path, ADVICE).get("user_data")
         try:
-            data = json.loads(path.read_bytes())["user_data"]
-            for name, own in data.items():
-                x, y = (
-                    np.asarray(own["x"], np.float32).reshape(-1, 784),
-                    np.asarray(own["y"], np.int64),
-                )
-                if len(x) != len(y) or not ((y >= 0) & (y < CLASSES)).all():
-                    raise ValueError(f"the images and labels of user {name} do not fit")
-                users.append((name, x, y))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadInput(
-                f"{path} is damaged or not LEAF's FEMNIST ({error}): replace it by a good copy"
-            ) from error
+            if not isinstance(data, dict):
+                raise ValueError("it has no object user_data")
+            users += [(name, *_images(name, own)) for name, own in data.items()]
+        except ValueError as error:
+            raise BadInput(f"{path} is not LEAF's FEMNIST ({error}): {ADVICE}") from error
+    if not any(len(y) for _, _, y in users):
+        raise BadInput(f"{paths[0].parent} has no images in its JSON files: {ADVICE}")
     return users
+
+
+def _images(name: str, own: Any) -> tuple[Array, Array]:
+    """One user's images [n, 784] and labels [n]."""
+    if not isinstance(own, dict) or not {"x", "y"} <= own.keys():
+        raise ValueError(f"user {name} has no x and y")
+    x = _numbers(own["x"], f"user {name}: x")
+    y = _numbers(own["y"], f"user {name}: y")
+    if not len(x) and not len(y):
+        return np.zeros((0, PIXELS), np.float32), np.zeros(0, np.int64)
+    with np.errstate(over="ignore"):
+        images = x.astype(np.float32)
+    if x.ndim != 2 or x.shape[1] != PIXELS or not np.isfinite(images).all():
+        raise ValueError(f"user {name}: x is not a list of images of {PIXELS} numbers each")
+    if y.shape != x.shape[:1]:
+        raise ValueError(f"user {name} has {len(x)} images and {len(y)} labels")
+    if y.dtype.kind != "i" or y.min() < 0 or y.max() >= CLASSES:
+        raise ValueError(f"user {name} has labels outside 0..{CLASSES - 1}")
+    return images, y
+
+
+def _numbers(values: Any, what: str) -> Array:
+    """A list of numbers, or of lists of one length, as an array."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{what} has rows of different lengths") from error
+    if array.ndim == 0 or (array.size and array.dtype.kind not in "if"):
+        raise ValueError(f"{what} is not a list of numbers")
+    return array
 
 
 def _examples(users: Users, number: dict[str, int]) -> Examples:

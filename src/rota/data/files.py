@@ -3,7 +3,8 @@
 Each file is looked for in `$ROTA_DATA/<folder>`, in the cache (`$XDG_CACHE_HOME` or `~/.cache`,
 then `rota/<folder>`) and in `/usr/share/datasets/<folder>`, where Debian's dataset packages put
 their files. If no place has it, it is downloaded into the cache. Every file is checked against its
-MD5 sum on every run. That costs a fraction of a second, and no note of an earlier check can go stale.
+MD5 sum on every run. That costs a fraction of a second, and no note of an earlier check can go
+stale.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ def _read(reply: HTTPResponse, file: Remote) -> bytes:
 
 @contextlib.contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Report trouble with the disk. It is not the mirror's fault, and no other mirror would help."""
+    """Report trouble with the disk, with which no other mirror would help."""
     try:
         yield
     except OSError as error:

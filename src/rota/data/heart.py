@@ -28,37 +28,34 @@ FILES = tuple(
         ("processed.va.data", "4249d03ca7711e84f4444768c9426170"),
     )
 )
-NEVER_ZERO = (
-    3,
-    4,
-)  # blood pressure and cholesterol: a living patient's is not 0, so 0 was written for "not measured"
+NEVER_ZERO = (3, 4)
+"""The columns of blood pressure and cholesterol, in which 0 was written for "not measured"."""
 
 
 def heart(
     partition: Partition | None = None, matched_test: bool = False, seed: int = 0
 ) -> Federation:
-    """UCI heart disease: 303, 294, 123 and 200 patients of four hospitals, who are the clients; healthy or ill.
+    """UCI heart disease: 303, 294, 123 and 200 patients of four hospitals; healthy or ill.
 
-    x is float32 [n, 23]: the 13 measurements, and for each of the 10 that is missing somewhere, 1 where it is missing.
-    Missing ones are set to the median, and the measurements are standardised; medians, means and deviations are those of
-    all hospitals' training patients. (Dropping what is mostly missing would lose slope, ca and thal, which tell most where
-    they were taken; and that a hospital did not take them is itself a difference between clients.) y is 1 for any degree
-    of disease. A random fifth of each hospital's patients are its own test set.
+    The hospitals are the clients. x is float32 [n, 23]: the 13 measurements, and for each of the 10
+    measurements that are missing somewhere, 1 where it is missing. A missing one is set to the
+    median, and the measurements are standardised. Medians, means and deviations are those of all
+    hospitals' training patients. (Without the measurements that are mostly missing, slope, ca and
+    thal would be lost, which tell most where they were taken. That a hospital did not take them is
+    itself a difference between clients.) y is 1 for any degree of disease. A random fifth of each
+    hospital's patients are its own test set.
     """
     paths = files.find(FOLDER, FILES)
     tables = [_table(paths[file.name]) for file in FILES]
-    rows, groups = (
-        np.concatenate(tables),
-        np.repeat(np.arange(len(tables)), [len(table) for table in tables]),
-    )
+    rows = np.concatenate(tables)
+    groups = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     test = split(groups, rng.generator(rng.key(seed, "split", "heart")))
     values, ill = rows[:, :13], rows[:, 13] > 0
     missing = np.isnan(values)
     values = np.where(missing, np.nanmedian(values[~test], axis=0), values)
     values = (values - values[~test].mean(0)) / values[~test].std(0)
-    x = torch.from_numpy(
-        np.concatenate([values, missing[:, missing.any(0)]], axis=1).astype(np.float32)
-    )
+    columns = np.concatenate([values, missing[:, missing.any(0)]], axis=1)
+    x = torch.from_numpy(columns.astype(np.float32))
     y = torch.from_numpy(ill.astype(np.int64))
     return federate_owned(
         "heart",

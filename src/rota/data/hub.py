@@ -25,17 +25,20 @@ def from_flower(
     classes: int | None = None,
     name: str = "flower",
 ) -> Federation:
-    """A federation from a `flwr_datasets.FederatedDataset`: its partitions of the split `train` are the clients.
+    """A federation from a `flwr_datasets.FederatedDataset`.
 
-    The test set is the split `test`: one for each client where the dataset has a partitioner for it, else shared.
-    `features` is the column of the inputs, or several numeric columns to put side by side; it defaults to the first of
-    image, img, x, features, pixels, or else to all numeric columns but the label. `label` defaults to the first of label,
-    labels, y, target, fine_label, character. Images become float32 [channels, height, width] in 0..1.
+    The partitions of the split `train` are the clients. The split `test` is the test set: one per
+    client if the dataset has a partitioner for it, else a shared one. `features` is the column of
+    the inputs, or several numeric columns to put side by side. It defaults to the first of image,
+    img, x, features, pixels, or else to all numeric columns except the label. `label` defaults to
+    the first of label, labels, y, target, fine_label, character. Images become float32
+    [channels, height, width] in 0..1.
     """
     partitioners = dataset.partitioners
     if train not in partitioners:
         raise BadInput(
-            f"the dataset has no partitioner for the split '{train}', but for {sorted(partitioners)}: name one of them as train"
+            f"the dataset has no partitioner for the split '{train}', but for "
+            f"{sorted(partitioners)}: name one of them as train"
         )
 
     def part(split: str) -> list[tuple[Array, Array]]:
@@ -45,12 +48,8 @@ def from_flower(
         ]
 
     shared = test not in partitioners
-    return from_clients(
-        part(train),
-        _arrays(dataset.load_split(test), features, label) if shared else part(test),
-        classes=classes,
-        name=name,
-    )
+    tested = _arrays(dataset.load_split(test), features, label) if shared else part(test)
+    return from_clients(part(train), tested, classes=classes, name=name)
 
 
 def _arrays(
@@ -60,24 +59,25 @@ def _arrays(
     target = label or next((word for word in LABELS if word in columns), None)
     if target not in columns:
         raise BadInput(
-            f"the dataset has no column '{label or 'label'}': name one of its columns as label: {', '.join(columns)}"
+            f"the dataset has no column '{label or 'label'}': name one of its columns as label: "
+            f"{', '.join(columns)}"
         )
     table = {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
     known = next((word for word in FEATURES if word in columns), None)
-    numeric = [
-        name
-        for name in columns
-        if name != target and table[name].dtype.kind in "fiub" and table[name].ndim == 1
-    ]
-    chosen = (
-        [features]
-        if isinstance(features, str)
-        else list(features or ([known] if known else numeric))
-    )
+    if isinstance(features, str):
+        chosen = [features]
+    elif features:
+        chosen = list(features)
+    elif known:
+        chosen = [known]
+    else:
+        flat = [name for name in columns if name != target and table[name].ndim == 1]
+        chosen = [name for name in flat if table[name].dtype.kind in "fiub"]
     for name in chosen or [""]:
         if name not in columns or table[name].dtype.kind not in "fiub":
             raise BadInput(
-                f"the dataset has no numeric column '{name}' with rows of one shape: name features among {', '.join(columns)}"
+                f"the dataset has no numeric column '{name}' with rows of one shape: name features "
+                f"among {', '.join(columns)}"
             )
     if len(chosen) == 1 and table[chosen[0]].ndim > 1:
         return _image(table[chosen[0]]), table[target]
@@ -85,7 +85,10 @@ def _arrays(
 
 
 def _image(x: Array) -> Array:
-    """Bytes of shape [n, height, width] or [n, height, width, channels] are images; anything else stays as it is."""
+    """Convert images: bytes of shape [n, height, width] or [n, height, width, channels].
+
+    Anything else stays as it is.
+    """
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return x
     x = x[..., None] if x.ndim == 3 else x

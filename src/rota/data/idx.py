@@ -22,32 +22,33 @@ NAMES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 KINDS = {8: ">u1", 12: ">i4"}
+ADVICE = "replace it by a good copy"
 
 
 def read(path: Path) -> Array:
-    """The array of a gzipped IDX file: bytes 0, 0, kind and number of dimensions, then the big-endian sizes, then the values."""
+    """Read a gzipped IDX file.
+
+    It holds the bytes 0, 0, kind and number of dimensions, then the big-endian sizes, then the
+    values.
+    """
     try:
         data = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(
-            f"{path} is not a whole gzip file ({error}): replace it by a good copy"
-        ) from error
+        raise BadInput(f"{path} is not a whole gzip file ({error}): {ADVICE}") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in KINDS or len(data) < 4 + 4 * data[3]:
-        raise BadInput(
-            f"{path} is not an IDX file of bytes or 32-bit integers: replace it by a good copy"
-        )
+        raise BadInput(f"{path} is not an IDX file of bytes or 32-bit integers: {ADVICE}")
     shape = np.frombuffer(data, ">u4", data[3], 4).tolist()
     kind = np.dtype(KINDS[data[2]])
     start, size = 4 + 4 * data[3], math.prod(shape) * kind.itemsize
     if len(data) != start + size:
         raise BadInput(
-            f"{path} has {len(data) - start} bytes of values, but its header says {size}: replace it by a good copy"
+            f"{path} has {len(data) - start} bytes of values, but its header says {size}: {ADVICE}"
         )
     return np.frombuffer(data, kind, offset=start).reshape(shape)
 
 
 def remotes(md5: tuple[tuple[str, ...], ...], mirrors: tuple[str, ...]) -> tuple[files.Remote, ...]:
-    """The four files of a data set laid out like MNIST."""
+    """The four files of a data set that is laid out like MNIST."""
     return tuple(
         files.Remote(name, sums, tuple(mirror + name for mirror in mirrors))
         for name, sums in zip(NAMES, md5, strict=True)
@@ -64,7 +65,8 @@ def _examples(image_path: Path, label_path: Path) -> Examples:
     pixels, labels = read(image_path), read(label_path)
     if pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
         raise BadInput(
-            f"{image_path} has shape {pixels.shape} and {label_path} {labels.shape}: they must be [n, height, width] and [n]"
+            f"{image_path} has shape {pixels.shape} and {label_path} {labels.shape}: they must be "
+            "[n, height, width] and [n]"
         )
     x = torch.from_numpy(pixels.astype(np.float32)).div_(255).unsqueeze(1)
     return Examples(x, torch.from_numpy(labels.astype(np.int64)))

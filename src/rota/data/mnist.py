@@ -14,7 +14,7 @@ FILES = idx.remotes(
         ("9fb629c4189551a2d022fa330f9573f3",),
         ("ec29112dd5afa0611ce80d1b7f02629c",),
     ),
-    # LeCun's own page now answers 403; these two are the mirrors that PyTorch and TensorFlow use
+    # LeCun's own page answers 403 now. These are the mirrors that PyTorch and TensorFlow use.
     (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -23,6 +23,7 @@ FILES = idx.remotes(
 
 
 def read() -> tuple[Examples, Examples]:
+    """The training and the test images."""
     return idx.images(FOLDER, FILES)
 
 
@@ -31,8 +32,8 @@ def mnist(
 ) -> Federation:
     """MNIST: 60,000 handwritten digits of 28x28 pixels, and 10,000 for testing.
 
-    x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless `partition` says otherwise
-    (S0's pathological split is partition.shards).
+    x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless
+    `partition` says otherwise (S0's pathological split is partition.shards).
     """
     return federate(
         "mnist",

@@ -1,4 +1,4 @@
-"""MNIST by its writers, which QMNIST (Yadav & Bottou 2019) traced."""
+"""MNIST by its writers, whom QMNIST (Yadav & Bottou 2019) traced."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ WRITER = 2  # the column that names the writer; column 0 is the class
 def mnist_writers(
     partition: Partition | None = None, matched_test: bool = False, seed: int = 0
 ) -> Federation:
-    """MNIST with its 539 writers as clients, 19 to 131 digits each; nobody who wrote the test digits is among them.
+    """MNIST with its 539 writers as clients, 19 to 131 digits each.
 
-    x is float32 [n, 1, 28, 28] in 0..1. Row i of QMNIST's extended labels describes MNIST's training image i. As the test
-    writers are others, the test images are shared, unless `matched_test` deals them out by label.
+    x is float32 [n, 1, 28, 28] in 0..1. Row i of QMNIST's extended labels describes MNIST's
+    training image i. Other people wrote the test digits, so the test images are shared, unless
+    `matched_test` deals them out by label.
     """
     path = files.find(FOLDER, FILES)[LABELS]
     rows = idx.read(path)

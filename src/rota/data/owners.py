@@ -1,4 +1,8 @@
-"""For data whose examples have natural owners (writers, roles, hospitals): splitting each owner's, and keeping tests with them."""
+"""Data whose examples have natural owners, such as writers, roles or hospitals.
+
+Each owner's examples are split into training and test examples, and a client is tested on its
+owners' test examples.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,24 @@ from rota.data.federation import Examples, Federation, Partition, federate, pack
 
 
 def split(groups: Array, generator: np.random.Generator) -> Array:
-    """Which examples are for testing: a random fifth of each group, rounded down, so that a lone example is for training."""
+    """Choose the test examples: a random fifth of each group, rounded down.
+
+    So the only example of a group is for training.
+    """
     sizes = np.bincount(groups)
     chosen: Array = partitions.rank(groups, len(sizes), generator) < (sizes // 5)[groups]
     return chosen
 
 
 def part(examples: Examples, test: Array) -> tuple[Examples, Examples]:
-    """The examples for training and those for testing, each in its order."""
+    """Split into training and test examples; both keep their order."""
+    return _rows(examples, np.flatnonzero(~test)), _rows(examples, np.flatnonzero(test))
 
-    def those(rows: Array) -> Examples:
-        groups = None if examples.groups is None else examples.groups[rows]
-        return Examples(
-            examples.x[torch.from_numpy(rows)], examples.y[torch.from_numpy(rows)], groups
-        )
 
-    return those(np.flatnonzero(~test)), those(np.flatnonzero(test))
+def _rows(examples: Examples, rows: Array) -> Examples:
+    chosen = torch.from_numpy(rows)
+    groups = None if examples.groups is None else examples.groups[rows]
+    return Examples(examples.x[chosen], examples.y[chosen], groups)
 
 
 def federate_owned(
@@ -40,10 +46,11 @@ def federate_owned(
     matched_test: bool = False,
     seed: int = 0,
 ) -> Federation:
-    """`federate` for train and test examples of the same owners, by default with one client an owner.
+    """`federate` for train and test examples of the same owners; by default owners are clients.
 
-    Where the partition keeps owners whole (`natural` does), each client is tested on its own owners' test examples;
-    where it deals their examples out to several clients, the test examples are shared, or matched to the clients' labels.
+    If the partition keeps owners whole, as `natural` does, each client is tested on its own owners'
+    test examples. If it deals an owner's examples out to several clients, the test examples are
+    shared, or matched to the clients' labels.
     """
     partition = partition or partitions.natural()
     if train.groups is None or test.groups is None:
@@ -55,6 +62,5 @@ def federate_owned(
         return federate(
             name, train, test, partition, classes=classes, matched_test=matched_test, seed=seed
         )
-    return Federation(
-        name, pack(train, owner, clients), pack(test, of_group[test.groups], clients), classes
-    )
+    tested = pack(test, of_group[test.groups], clients)
+    return Federation(name, pack(train, owner, clients), tested, classes)

@@ -1,8 +1,9 @@
-"""Partitions: who owns which training example.
+"""Partitions: which client owns which training example.
 
-A partition is a function (examples, generator) -> (owner of each example or -1, number of clients); the functions here
-return one. They take what they need from the examples' labels or natural groups, and all chance from the generator. Every
-client gets at least one example, except where `high_low` is asked for clients without data.
+A partition is a function (examples, generator) -> (owner of each example or -1, number of clients).
+The functions here return one. They read the examples' labels or natural groups, and draw from the
+generator alone. Every client gets at least one example, unless `high_low` is asked for clients
+without data.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ import numpy as np
 
 from rota.arrays import Array
 from rota.data.federation import Examples, Partition
+from rota.data.memory import check_room
 from rota.errors import BadInput
+
+MOST = 2**40
+"""The largest count that is taken: far more than fits anywhere, and safe to multiply."""
 
 
 def iid(clients: int = 100) -> Partition:
-    """Shuffle and deal evenly: every client's data look like all data (McMahan et al. 2017; S0: 100 x 600 of MNIST)."""
+    """Shuffle and deal evenly, so that each client's data look like all data.
+
+    McMahan et al. 2017; S0 deals MNIST to 100 clients, 600 images each.
+    """
     _check("iid", clients=clients)
 
     def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
@@ -28,10 +36,11 @@ def iid(clients: int = 100) -> Partition:
 
 
 def shards(clients: int = 100, per_client: int = 2) -> Partition:
-    """Sort by label, cut into clients * per_client shards, deal per_client to each (McMahan et al. 2017; S0: 200 shards of 300).
+    """Sort by label, cut into clients * per_client shards, and deal per_client of them to each.
 
-    A client thus sees few labels: per_client of them where the classes are multiples of a shard. Where the examples do not
-    divide by the shards, shards differ by one example.
+    McMahan et al. 2017; S0 cuts MNIST into 200 shards of 300. So a client sees few labels:
+    per_client of them if the classes are multiples of a shard. If the shards do not divide the
+    examples, their sizes differ by one example.
     """
     _check("shards", clients=clients, per_client=per_client)
     total = clients * per_client
@@ -40,20 +49,20 @@ def shards(clients: int = 100, per_client: int = 2) -> Partition:
         _enough("shards", examples, total, "clients or per_client")
         owner = np.empty(len(examples), np.int64)
         hand = generator.permutation(total) // per_client
-        owner[np.argsort(_labels("shards", examples), kind="stable")] = hand[
-            _evenly(len(examples), total)
-        ]
+        by_label = np.argsort(_labels("shards", examples), kind="stable")
+        owner[by_label] = hand[_evenly(len(examples), total)]
         return owner, clients
 
     return deal
 
 
 def dirichlet(clients: int = 100, alpha: float = 0.5, least: int = 1) -> Partition:
-    """Deal each class in proportions ~ Dirichlet(alpha) over the clients: small alpha is skewed, large is even.
+    """Deal each class in proportions ~ Dirichlet(alpha): a small alpha is skewed, a large one even.
 
-    The clients' shares of class c are q_c ~ Dir(alpha, ..., alpha), and its shuffled examples are cut at the cumulated shares
-    (Hsu et al. 2019). Clients left with fewer than `least` examples are then filled up to it, one example at a time, each a
-    random one of the client that is largest at that moment.
+    The clients' shares of class c are q_c ~ Dir(alpha, ..., alpha), and its shuffled examples are
+    cut at the cumulated shares (Hsu et al. 2019). Then clients with fewer than `least` examples are
+    filled up to it, one example at a time. Each is a random one of the client that is largest at
+    that moment.
     """
     _check("dirichlet", clients=clients, least=least)
     if not 0 < alpha < np.inf:
@@ -66,10 +75,10 @@ def dirichlet(clients: int = 100, alpha: float = 0.5, least: int = 1) -> Partiti
         for label in range(labels.max() + 1):
             rows = generator.permutation(np.flatnonzero(labels == label))
             cuts = np.cumsum(generator.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)
-            # the random offset makes the expected counts exact; without one, client 0 would always get the first example
-            owner[rows] = np.searchsorted(
-                cuts, np.arange(len(rows)) + generator.random(), side="right"
-            )
+            # The random offset makes the expected counts exact. Without it, client 0 would always
+            # get the first example.
+            places = np.arange(len(rows)) + generator.random()
+            owner[rows] = np.searchsorted(cuts, places, side="right")
         return _fill(owner, clients, least, generator), clients
 
     return deal
@@ -79,28 +88,32 @@ POOLS = ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9))
 
 
 def three_way(balanced: float = 0.0, clients: int = 9) -> Partition:
-    """Three partitions, each `balanced` random data and the rest from labels 0-3, 4-6 or 7-9 (S2, Table I).
+    """Three partitions, each partly random and the rest from labels 0-3, 4-6 or 7-9 (S2, Table I).
 
-    `balanced` is S2's N as a fraction. The random parts are disjoint; the partitions are equal, and as large as the label
-    pools permit (the smallest pool decides; examples beyond that are left out). A third of the clients shares each
-    partition equally: clients 0-2, 3-5 and 6-8 for nine.
+    `balanced` is the random part of each: S2's N as a fraction. The random parts are disjoint. The
+    partitions are equal, and as large as the label pools permit: the smallest pool decides, and
+    examples beyond it are left out. A third of the clients shares each partition equally: of nine,
+    clients 0-2, 3-5 and 6-8.
     """
     _check("three-way", clients=clients)
     _fraction("three-way", "balanced", balanced)
     if clients % 3:
         raise BadInput(
-            f"three-way: clients is {clients}, but it must be a multiple of 3, so that each third shares a partition"
+            f"three-way: clients is {clients}, but it must be a multiple of 3, so that each third "
+            "shares a partition"
         )
 
     def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
         if examples.y.ndim != 1 or examples.y.is_floating_point():
             raise BadInput(
-                "three-way: the targets are not class labels, and it deals by labels 0 to 9; use iid or natural"
+                "three-way: the targets are not class labels, and it deals by labels 0 to 9; use "
+                "iid or natural"
             )
         order = generator.permutation(len(examples))
         member = np.stack([np.isin(examples.labels[order], pool) for pool in POOLS])
-        # Size m needs 3 * (its random part) examples off the top of the shuffled deck, and the rest of each partition from
-        # its pool behind them. Both needs grow with m, so the largest m that works is the last one.
+        # Size m needs 3 * (its random part) examples off the top of the shuffled deck, and the rest
+        # of each partition from its pool behind them. Both needs grow with m, so the largest m that
+        # works is the last one.
         behind = member.sum(1)[:, None] - np.pad(np.cumsum(member, axis=1), ((0, 0), (1, 0)))
         sizes = np.arange(len(order) // 3 + 1)
         drawn = np.floor(sizes * balanced).astype(np.int64)
@@ -109,16 +122,16 @@ def three_way(balanced: float = 0.0, clients: int = 9) -> Partition:
         size -= size % (clients // 3)
         if size == 0:
             raise BadInput(
-                f"three-way: the examples of labels 0-3, 4-6 and 7-9 are too few for {clients} clients; lower clients"
+                f"three-way: the examples of labels 0-3, 4-6 and 7-9 are too few for {clients} "
+                "clients; lower clients"
             )
         owner = np.full(len(order), -1, np.int64)
         top = int(drawn[size])
         for third, pool in enumerate(member):
             rest = 3 * top + np.flatnonzero(pool[3 * top :])[: size - top]
             rows = np.concatenate([order[third * top : (third + 1) * top], order[rest]])
-            owner[generator.permutation(rows)] = third * (clients // 3) + _evenly(
-                size, clients // 3
-            )
+            shared = _evenly(size, clients // 3)
+            owner[generator.permutation(rows)] = third * (clients // 3) + shared
         return owner, clients
 
     return deal
@@ -132,26 +145,29 @@ def high_low(
     labels: float = 0.3,
     missing: float = 0.0,
 ) -> Partition:
-    """Few high-data and many low-data clients, each with 30 % of the labels (S0's multi-model split).
+    """Few high-data and many low-data clients, each with 30 % of the labels (S0, several models).
 
-    The last `high` of the clients hold high_size examples each, the first ones low_size (uniform, both ends included): the
-    same clients for every model, and with the defaults .1 of them hold .526 of the data. In turn, each client gets
-    int(labels * classes) labels (at least one), those with most examples left (ties at random), and its examples are dealt cyclically over
-    them, none twice. Each client is without data for this model with probability `missing`; S0's "10 % lack one of S
-    models" is missing = .1 / S for each.
+    The last `high` of the clients hold high_size examples each, the others low_size (uniform, both
+    ends included). They are the same clients for every model, and with the defaults .1 of them hold
+    .526 of the data. The clients are dealt to in turn. Each gets int(labels * classes) labels (at
+    least one), those with most examples left (ties at random), and its examples are dealt
+    cyclically over them, none twice. Each client has no data for this model with probability
+    `missing`; S0's "10 % lack one of S models" is missing = .1 / S for each.
     """
     _check("high-low", clients=clients)
     for name, value in (("high", high), ("labels", labels), ("missing", missing)):
         _fraction("high-low", name, value)
     if labels == 0:
         raise BadInput(
-            "high-low: labels is 0, but it must be above 0: a client has one label at least"
+            "high-low: labels is 0, but it must be above 0: a client has at least one label"
         )
     for name, (low, top) in (("low_size", low_size), ("high_size", high_size)):
-        if not 1 <= low <= top:
+        if not 1 <= low <= top <= MOST:
             raise BadInput(
-                f"high-low: {name} is ({low}, {top}), but it must be two whole numbers, the smaller first, from 1 on"
+                f"high-low: {name} is ({low}, {top}), but it must be two whole numbers, the "
+                f"smaller first, from 1 to {MOST:,}"
             )
+    check_room(200.0 * clients, f"high-low: {clients:,} clients", "lower clients")
 
     def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
         label = _labels("high-low", examples)
@@ -163,18 +179,22 @@ def high_low(
         sizes[generator.random(clients) < missing] = 0
         if not sizes.any():
             raise BadInput(
-                f"high-low: missing = {missing} left all {clients} clients without data; lower it or raise clients"
+                f"high-low: missing = {missing} left all {clients} clients without data; lower it "
+                "or raise clients"
             )
         # each class is a shuffled deck, and left[c] counts the cards still in it
         decks = [generator.permutation(np.flatnonzero(label == c)) for c in range(len(left))]
         owner = np.full(len(label), -1, np.int64)
         for client, size in enumerate(sizes):
             chosen = np.lexsort((generator.random(len(left)), -left))[:own]
-            # turn t of label c happens if c has more than t examples left; reading turn by turn skips labels that ran out
-            turns = np.flatnonzero(np.arange(size)[:, None] < left[chosen])[:size]
+            # Turn t of label c happens if c has more than t examples left. Reading turn by turn
+            # skips labels that ran out.
+            most = min(size, left[chosen].max())
+            turns = np.flatnonzero(np.arange(most)[:, None] < left[chosen])[:size]
             if len(turns) < size:
                 raise BadInput(
-                    f"high-low: the {len(label)} examples ran out at client {client} of {clients}; lower clients, low_size or high_size"
+                    f"high-low: the {len(label)} examples ran out at client {client} of {clients}; "
+                    "lower clients, low_size or high_size"
                 )
             for c, count in zip(chosen, np.bincount(turns % own, minlength=own), strict=True):
                 owner[decks[c][left[c] - count : left[c]]] = client
@@ -188,11 +208,12 @@ UNBALANCED = {1: (0.1, 2.5), 2: (0.2, 2.8), 3: (0.5, 2.1)}
 
 
 def unbalanced(version: int = 1, clients: int | None = None) -> Partition:
-    """Most clients cut to 2 or 3 examples: S1's FEMNIST v1, v2, v3, where 10/20/50 % of the clients hold 82/90/98 % of the data.
+    """Most clients cut to 2 or 3 examples: S1's FEMNIST v1, v2 and v3.
 
-    A random .1, .2 or .5 of the natural clients (of `clients` iid ones, if given) keep all they have; each of the others
-    keeps 2 or 3 random examples, 2.5, 2.8 or 2.1 in the mean, which gives these shares where clients hold about 101
-    examples, as the writers of FEMNIST digits do. The rest is left out.
+    There, 10/20/50 % of the clients hold 82/90/98 % of the data. A random .1, .2 or .5 of the
+    natural clients (or of `clients` iid ones, if given) keep all examples. Each other client keeps
+    2 or 3 random ones, 2.5, 2.8 or 2.1 on average, and the rest is left out. This gives S1's
+    percentages if clients hold about 101 examples, as the writers of FEMNIST digits do.
     """
     if version not in UNBALANCED:
         raise BadInput(f"unbalanced: version is {version}, but it must be 1, 2 or 3")
@@ -209,14 +230,15 @@ def unbalanced(version: int = 1, clients: int | None = None) -> Partition:
 
 
 def natural(limit: int | None = None) -> Partition:
-    """One client for each writer, role or hospital in the data: the first `limit` of them, or all."""
+    """One client per writer, role or hospital in the data: the first `limit` of them, or all."""
     if limit is not None:
         _check("natural", limit=limit)
 
     def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
         if examples.groups is None:
             raise BadInput(
-                "these data have no natural clients; use iid, shards or dirichlet instead of natural, and give unbalanced its clients"
+                "these data have no natural clients; use iid, shards or dirichlet instead of "
+                "natural, and give unbalanced its clients"
             )
         known, owner = np.unique(examples.groups, return_inverse=True)
         count = len(known) if limit is None else min(limit, len(known))
@@ -226,12 +248,12 @@ def natural(limit: int | None = None) -> Partition:
 
 
 def _evenly(examples: int, owners: int) -> Array:
-    """An owner for each of so many places, in order; the owners' counts differ by one at most."""
+    """An owner per example, in order; the owners' counts differ by at most one."""
     return np.arange(examples, dtype=np.int64) * owners // examples
 
 
 def rank(owner: Array, clients: int, generator: np.random.Generator) -> Array:
-    """Each example's place, 0 on, in a random order of its owner's examples."""
+    """Each example's place in a random order of its owner's examples, counted from 0."""
     order = np.lexsort((generator.random(len(owner)), owner))
     sizes = np.bincount(owner, minlength=clients)
     place = np.empty(len(owner), np.int64)
@@ -240,18 +262,20 @@ def rank(owner: Array, clients: int, generator: np.random.Generator) -> Array:
 
 
 def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator) -> Array:
-    """Fill every client up to `least` examples, each time from the client that is largest then.
+    """Fill every client up to `least` examples; each is taken from the client largest by then.
 
-    Taking from the largest so often levels the large ones down: to the highest level that frees enough, found by bisection.
+    This levels the large clients down to the highest level that frees enough examples; the level is
+    found by bisection.
     """
     sizes = np.bincount(owner, minlength=clients)
     wanted = np.maximum(least - sizes, 0)
     low, top = least, int(sizes.max()) + 1
     while top - low > 1:
         middle = (low + top) // 2
-        low, top = (
-            (middle, top) if np.maximum(sizes - middle, 0).sum() >= wanted.sum() else (low, middle)
-        )
+        if np.maximum(sizes - middle, 0).sum() >= wanted.sum():
+            low = middle
+        else:
+            top = middle
     given = np.maximum(sizes - low, 0)
     given[generator.permutation(np.flatnonzero(given))[: given.sum() - wanted.sum()]] -= 1
     moved = generator.permutation(np.flatnonzero(rank(owner, clients, generator) < given[owner]))
@@ -260,7 +284,7 @@ def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator
 
 
 def _labels(name: str, examples: Examples) -> Array:
-    """The labels as 0..C-1, where C counts the classes that occur."""
+    """The labels as 0..C-1, where C is the number of classes that occur."""
     if examples.y.ndim != 1 or examples.y.is_floating_point():
         raise BadInput(
             f"{name}: the targets are not class labels, and it deals by label; use iid or natural"
@@ -270,7 +294,7 @@ def _labels(name: str, examples: Examples) -> Array:
 
 def _check(partition: str, **counts: object) -> None:
     for name, count in counts.items():
-        if not isinstance(count, (int, np.integer)) or count < 1:
+        if not isinstance(count, int | np.integer) or not 1 <= count <= MOST:
             raise BadInput(
                 f"{partition}: {name} is {count!r}, but it must be a whole number from 1 on"
             )

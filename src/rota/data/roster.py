@@ -33,7 +33,7 @@ class Numbered(Sequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """One task's clients as the server sees them: how many examples each has, and what those look like.
+    """One task's clients as the server sees them: their sizes, and the shape of their examples.
 
     Samplers, estimators, checks and records read this and never the examples, which may lie on
     other machines. `ids` are the clients' stable names; they default to "0", "1", ...
@@ -58,7 +58,8 @@ class Roster:
         ids = self.ids or Numbered(len(sizes))
         if len(ids) != len(sizes):
             raise BadInput(
-                f"roster '{self.name}' has {len(ids)} ids and {len(sizes)} sizes: give one per client"
+                f"roster '{self.name}' has {len(ids)} ids and {len(sizes)} sizes: give one of each "
+                "per client"
             )
         if not isinstance(ids, Numbered) and len(set(ids)) < len(ids):
             raise BadInput(f"roster '{self.name}': two clients share an id: give each its own")

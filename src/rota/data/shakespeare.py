@@ -64,7 +64,8 @@ FILES = tuple(
     )
     for md5, name, *aliases in (line.split() for line in PLAYS.split("\n") if line)
 )
-LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80, in its order
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 letters, in its order."""
 LENGTH = 80
 
 
@@ -75,23 +76,22 @@ def shakespeare(
     matched_test: bool = False,
     seed: int = 0,
 ) -> Federation:
-    """Shakespeare's plays: 80 characters in, the next one out; each of the larger roles of the 37 plays is a client.
+    """Shakespeare's plays: 80 characters in, the next one out; the larger roles are the clients.
 
-    x is int64 [n, 80] and y int64 [n], both indices into LEAF's 80 letters. A role's speeches, in the order of the play,
-    are one text: the first 80 % of it are for training and the rest is the client's own test set, so that no test
-    character was seen in training. Examples start every `stride` characters of each. LEAF takes stride 1, which makes 3 GB
-    of x that overlap in 79 of 80 characters; with stride 80 each character is read once an epoch, and x takes 30 MB.
-    Roles with fewer than `least` training examples, or with none for testing, are left out.
+    x is int64 [n, 80] and y int64 [n], both indices into LEAF's 80 letters. A role's speeches, in
+    the order of the play, are one text. The first 80 % of it are for training, and the rest is the
+    client's own test set, so no test character was seen in training. Examples start every `stride`
+    characters of both. LEAF takes stride 1, which makes 3 GB of x that overlap in 79 of 80
+    characters. With stride 80 each character is read once per epoch, and x takes 30 MB. Roles with
+    fewer than `least` training examples, or without test examples, are left out.
     """
     if stride < 1 or least < 1:
         raise BadInput(
             f"shakespeare: stride is {stride} and least is {least}, but both must be at least 1"
         )
     paths = files.find(FOLDER, FILES)
-    pairs = [
-        _cut(text, stride)
-        for text in roles(paths[file.name].read_bytes() for file in FILES).values()
-    ]
+    texts = roles(paths[file.name].read_bytes() for file in FILES)
+    pairs = [_cut(text, stride) for text in texts.values()]
     pairs = [(train, test) for train, test in pairs if len(train) >= least and len(test)]
     if not pairs:
         raise BadInput(f"shakespeare: no role has {least} training examples: lower least or stride")
@@ -102,27 +102,30 @@ def shakespeare(
 
 
 def roles(plays: Iterable[bytes]) -> dict[tuple[int, str], str]:
-    """What each role says: (number of the play, speaker) -> text, its speeches one line each.
+    """Collect what each role says: (number of the play, speaker) -> text, one line per speech.
 
-    A speaker is the same in upper and lower case; what several say together counts for the first named, and what nobody
-    is named for (a few prologues) for none. Stage directions are no speech.
+    Upper and lower case name the same speaker. A speech of several speakers counts for the first
+    one named, and a speech without a name (a few prologues) for none. Stage directions are no
+    speech.
     """
-    # the plays' MD5 sums were checked, so no made-up XML gets here; and ElementTree fetches no external entities
+    # The plays' MD5 sums were checked, so no forged XML gets here, and ElementTree fetches no
+    # external entities.
     speeches: dict[tuple[int, str], list[str]] = {}
     for number, play in enumerate(plays):
         for speech in ElementTree.fromstring(play).iter("SPEECH"):
             speaker = (speech.findtext("SPEAKER") or "").strip().upper()
-            lines = (
-                (line.text or "") + "".join(child.tail or "" for child in line)
-                for line in speech.iter("LINE")
-            )
+            lines = [_words(line) for line in speech.iter("LINE")]
             if speaker:
                 speeches.setdefault((number, speaker), []).append(" ".join(" ".join(lines).split()))
     return {role: "\n".join(own) for role, own in speeches.items()}
 
 
+def _words(line: ElementTree.Element) -> str:
+    return (line.text or "") + "".join(child.tail or "" for child in line)
+
+
 def encode(text: str) -> Array:
-    """Letters to indices; what LEAF has no letter for becomes a space."""
+    """Turn letters into indices. A character that is not among LEAF's letters becomes a space."""
     table = np.full(128, LETTERS.index(" "), np.int64)
     table[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
     return table[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]

@@ -8,16 +8,16 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rota.data.federation import Federation, Part
-from rota.data.roster import Numbered
 from rota.errors import BadInput, at, first_line
 from rota.plan import Task, cross_entropy, top1
 from rota.running import lookups
 from rota.running.lookups import Lookup
 
 TRIED = 256
-"""At most this many examples with extreme numbers are tried on a model whose lookups are unknown."""
+"""So many examples with extreme numbers, at most, are tried on a model with unknown lookups."""
 
 BLOCK = 64
 """This many of them are tried at once."""
@@ -95,8 +95,9 @@ def _where(data: Federation, part: Part, row: int) -> str:
     if part.clients == 1:
         return f"row {row}"
     client = part.owner(row)
-    name = "" if isinstance(data.roster.ids, Numbered) else f" ({data.roster.ids[client]})"
-    return f"client {client}{name}, row {row - int(part.offsets[client])}"
+    name = data.roster.ids[client]
+    known = "" if name == str(client) else f" ({name})"
+    return f"client {client}{known}, row {row - int(part.offsets[client])}"
 
 
 def _refuse(bad: Tensor, data: Federation, part: Part, problem: str) -> None:
@@ -122,7 +123,9 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
     x, y = data.train.x[:2], data.train.y[:2]
     misfit = f"task '{name}': the model does not fit examples of shape {data.shape}"
     try:
+        _refuse_lazy(task.model)  # which cannot always be copied
         module = task.build().eval()
+        _refuse_lazy(module)
     except BadInput as mistake:
         raise BadInput(f"task '{name}': {mistake}") from mistake
     except Exception as error:  # a model of the user's own may raise anything
@@ -162,6 +165,17 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
         with at(place):
             _check_lookups(data, "y", used.lookups, what)
         _check_measure(f"task '{name}': the {what}", measure, outputs, y)
+
+
+def _refuse_lazy(module: object) -> None:
+    """Refuse layers without sizes: all copies of a model must have the same weights."""
+    if not isinstance(module, nn.Module):
+        return
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise BadInput(
+            "the model has lazy layers, whose sizes come with the first batch: give it layers with "
+            "sizes, such as nn.Linear for nn.LazyLinear"
+        )
 
 
 def _check_lookups(data: Federation, what: str, found: list[Lookup], whose: str) -> None:
@@ -223,7 +237,7 @@ def _try_extremes(data: Federation, module: nn.Module) -> None:
 
 
 def _extremes(values: Tensor) -> Tensor:
-    """The rows that hold the smallest or the largest number of their column, up to TRIED of them."""
+    """The rows that hold the smallest or largest number of a column, up to about TRIED rows."""
     step = max(1, -(-values.shape[1] // (TRIED // 2)))
     columns = values[:, ::step]
     flat = torch.stack([values.argmin(), values.argmax()]) // values.shape[1]

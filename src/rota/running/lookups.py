@@ -1,9 +1,9 @@
 """Find which numbers of an example a function uses as indices, and into tables of what size.
 
-The function runs once on a few real examples, and a torch function mode watches it. For every tensor
-that only moves the examples' numbers around (a slice, a transpose, `.long()`), the mode knows which
-place of the example each entry comes from. When such a tensor indexes a table, the numbers in those
-places must be inside the table, in every example.
+The function runs once on a few real examples, and a torch function mode watches it. For every
+tensor that only moves the examples' numbers around (a slice, a transpose, `.long()`), the mode
+knows which place of the example each entry comes from. When such a tensor indexes a table, the
+numbers in those places must be inside the table, in every example.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _functions(names: str) -> set[Any]:
 
 _COPIES = _functions("clone contiguous cpu cuda detach int long short to type")
 _MOVES = _functions(
-    "T t mT __getitem__ chunk diagonal expand expand_as flatten flip movedim moveaxis narrow permute "
+    "t __getitem__ chunk diagonal expand expand_as flatten flip movedim moveaxis narrow permute "
     "ravel repeat reshape roll rot90 select split squeeze swapaxes swapdims "
     "take_along_dim tensor_split transpose unbind unflatten unfold unsqueeze view"
 ) | {getattr(Tensor, name).__get__ for name in ("T", "mT")}
