@@ -124,7 +124,7 @@ def _deviation(dim: int) -> Array:
 
 
 def _empty(train: Array, sizes: Array, dim: int) -> tuple[Part, Part]:
-    """Allocate the two parts, to be filled in place: with a million clients, copies would be felt."""
+    """Allocate the two parts, to be filled in place: a million clients are too many to copy."""
     train = np.maximum(train, 1)
     parts = []
     for counts in (train, sizes - train):

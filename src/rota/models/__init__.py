@@ -1,4 +1,8 @@
-"""The papers' networks: each a function of the data's `shape` and `classes` that returns an nn.Module with logits for outputs."""
+"""The papers' networks.
+
+Each is a function of the data's `shape` and `classes` that returns an nn.Module. Its outputs are
+logits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Convolutional networks. Filter c of the last convolution owns a block of height * width inputs of the first linear layer."""
+"""Convolutional networks.
+
+Filter c of the last convolution owns a block of height * width inputs of the first linear layer.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from rota.models.parts import head, image, net
 
 
 def cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """CNN: 5x5 convolutions with 32 and 64 channels, 512 hidden units (McMahan et al. 2017; S0). 1,663,370 parameters on MNIST.
+    """CNN (McMahan et al. 2017; S0): two 5x5 convolutions. 1,663,370 parameters on MNIST.
 
-    With 62 classes it has 1,690,046.
+    They have 32 and 64 channels, and there are 512 hidden units. With 62 classes it has 1,690,046
+    parameters.
     """
     return _two_convolutions("cnn", shape, classes, channels=(32, 64), hidden=512)
 
@@ -23,14 +27,18 @@ def leaf_femnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn.
 
 
 def fluid_femnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn.Module:
-    """S3's FEMNIST network: 5x5 convolutions with 16 and 64 channels, 120 hidden units. 410,022 parameters."""
+    """S3's FEMNIST network: 5x5 convolutions with 16 and 64 channels. 410,022 parameters.
+
+    It has 120 hidden units.
+    """
     return _two_convolutions("fluid_femnist", shape, classes, channels=(16, 64), hidden=120)
 
 
 def kvib_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """S1's FEMNIST network: 5x5 convolutions without padding and without activation, 512 hidden units. 582,026 parameters.
+    """S1's FEMNIST network: two 5x5 convolutions without activation. 582,026 parameters.
 
-    S1 calls it McMahan's CNN; that one is `cnn`.
+    They have no padding either, and there are 512 hidden units. S1 calls it McMahan's CNN;
+    McMahan's is `cnn`.
     """
     return _two_convolutions(
         "kvib_cnn",
@@ -44,10 +52,12 @@ def kvib_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Modu
 
 
 def mmfl_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, width: int = 32) -> nn.Module:
-    """S0's Fashion-MNIST network for several models: 3x3 convolutions without activation, 512 linear units. 1,630,090 parameters.
+    """S0's Fashion-MNIST network: 3x3 convolutions without activation. 1,630,090 parameters.
 
-    The second convolution has 2 * width channels; width = 64 is the wider network of its code (3,291,402). Its code ends in
-    ReLU and softmax, and takes softmax again inside the loss: rota leaves both away and returns logits.
+    S0 trains it as one of several models. It has 512 linear units. The second convolution has 2 *
+    width channels; width = 64 is the wider network of S0's code (3,291,402 parameters). That code
+    ends in ReLU and softmax, and applies softmax again in the loss. rota leaves both out and
+    returns logits.
     """
     return _two_convolutions(
         "mmfl_cnn",
@@ -73,7 +83,10 @@ def _two_convolutions(
     activation: type[nn.Module] = nn.ReLU,
     hidden_activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Module:
-    """Convolution, pool, convolution, pool, hidden layer, output; `padded` convolutions keep the image's size."""
+    """Convolution, pool, convolution, pool, hidden layer, output.
+
+    `padded` convolutions keep the image's size.
+    """
     padding, loss = (kernel // 2, 0) if padded else (0, kernel - 1)
     colours, height, width = image(model, shape, least=4 + 3 * loss)
     flat = channels[1] * _side(height, loss) * _side(width, loss)
@@ -92,15 +105,16 @@ def _two_convolutions(
 
 
 def _side(size: int, loss: int) -> int:
-    """An image's side after two convolutions that each lose so many pixels, and a pool of 2 after each."""
+    """An image's side after two convolutions, which lose `loss` pixels each and are pooled by 2."""
     return ((size - loss) // 2 - loss) // 2
 
 
 def s2_classic(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """S2's model 2: 5x5 convolutions with 10 and 20 channels, 50 hidden units, dropout. 21,840 parameters on MNIST.
+    """S2's model 2: two 5x5 convolutions, dropout. 21,840 parameters on MNIST.
 
-    It is PyTorch's classic MNIST example, so the dropout behind the second convolution takes whole channels. S2's "320 and
-    50 hidden neurons" are the inputs of its two linear layers.
+    They have 10 and 20 channels, and there are 50 hidden units. It is PyTorch's classic MNIST
+    example, so the dropout after the second convolution drops whole channels. S2's "320 and 50
+    hidden neurons" are the inputs of its two linear layers.
     """
     colours, height, width = image("s2_classic", shape, least=16)
     return net(
@@ -122,10 +136,12 @@ def s2_classic(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Mo
 def s2_wide(
     shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, extra: bool = False
 ) -> nn.Module:
-    """S2's model 3: three 3x3 convolutions with BatchNorm, then 6272-64-10 with BatchNorm and dropout. 495,370 parameters on MNIST.
+    """S2's model 3: three 3x3 convolutions with BatchNorm. 495,370 parameters on MNIST.
 
-    S2's "three fully connected layers with 6272, 64 and 10 hidden neurons" can also be read as one more hidden layer of
-    6272: that is extra=True, 39,852,170 parameters. S2 gives no channel counts: 32 and 64 before the 128 are rota's.
+    After them come 6272-64-10 units with BatchNorm and dropout. S2's "three fully connected layers
+    with 6272, 64 and 10 hidden neurons" can also be read as one more hidden layer of 6272 units:
+    that is extra=True, with 39,852,170 parameters. S2 gives no channel counts; 32 and 64 before the
+    128 are rota's choice.
     """
     colours, height, width = image("s2_wide", shape, least=4)
     layers: dict[str, nn.Module] = {}
@@ -151,7 +167,10 @@ def s2_wide(
 
 
 def vgg9(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
-    """S3's VGG-9: six 3x3 convolutions, 32 to 128 channels, pooled after every second; 512, 256 hidden units. 1,469,994 parameters."""
+    """S3's VGG-9: six 3x3 convolutions of 32 to 128 channels. 1,469,994 parameters.
+
+    Every second convolution is pooled, and there are 512 and 256 hidden units.
+    """
     colours, height, width = image("vgg9", shape, least=8)
     layers: dict[str, nn.Module] = {}
     channels = [colours, 32, 32, 64, 64, 128, 128]
@@ -174,7 +193,10 @@ def vgg9(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
 
 
 def mmfl_emnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 47) -> nn.Module:
-    """S0's larger EMNIST network: 5x5 convolutions with 16, 24 and 32 channels, 256 and 84 hidden units, tanh. 456,519 parameters."""
+    """S0's larger EMNIST network: three 5x5 convolutions, tanh. 456,519 parameters.
+
+    They have 16, 24 and 32 channels, and there are 256 and 84 hidden units.
+    """
     colours, height, width = image("mmfl_emnist", shape, least=4)
     return net(
         conv1=nn.Conv2d(colours, 16, 5, padding=2),
@@ -195,9 +217,10 @@ def mmfl_emnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 47) -> nn.M
 
 
 def pfl_cnn(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
-    """The CIFAR-10 network of pfl's benchmark: 3x3 convolutions without padding, 128 hidden units, dropout. 1,626,442 parameters.
+    """The CIFAR-10 network of pfl's benchmark: 3x3 convolutions, dropout. 1,626,442 parameters.
 
-    As there, all weights start from Glorot's uniform distribution.
+    The convolutions have no padding, and there are 128 hidden units. As in pfl, all weights start
+    from Glorot's uniform distribution.
     """
     colours, height, width = image("pfl_cnn", shape, least=6)
     module = net(

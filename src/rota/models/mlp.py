@@ -1,4 +1,4 @@
-"""Networks of fully connected layers: they take examples of any shape."""
+"""Networks of fully connected layers, which take examples of any shape."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from rota.models.parts import head, net
 def logistic(shape: tuple[int, ...] = (60,), classes: int = 10) -> nn.Module:
     """Logistic regression: one linear layer on the flattened example (S1 on Synthetic(α, β)).
 
-    S1's code applies softmax here and once more inside its loss; rota returns logits, so the same learning rate makes larger
-    steps here than there.
+    S1's code applies softmax here and once more in its loss. rota returns logits, so the same
+    learning rate makes larger steps here than there.
     """
     return net(flatten=nn.Flatten(), fc=head(prod(shape), classes))
 
 
 def two_nn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """2NN: two hidden layers of 200 ReLU units (McMahan et al. 2017; S0). 199,210 parameters on MNIST."""
+    """2NN: two hidden layers of 200 ReLU units. 199,210 parameters on MNIST.
+
+    McMahan et al. 2017; S0.
+    """
     return net(
         flatten=nn.Flatten(),
         fc1=nn.Linear(prod(shape), 200),

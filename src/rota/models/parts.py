@@ -1,4 +1,4 @@
-"""What the models share: named layers in a row, an output layer, and the check that the data fit."""
+"""What the models share: named layers in a row, an output layer, a check of the data's shape."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ def net(**layers: nn.Module) -> nn.Sequential:
 
 
 def head(inputs: int, classes: int) -> nn.Linear:
-    """The output layer: one logit for each class."""
+    """The output layer: one logit per class."""
     if classes < 1:
         raise BadInput(
-            f"the built-in models need class labels, and the data have classes = {classes}; give a module of your own instead"
+            f"the built-in models need class labels, and the data have classes = {classes}; give a "
+            "module of your own instead"
         )
     return nn.Linear(inputs, classes)
 
 
 def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """(channels, height, width) of one example, refused if it is not an image or smaller than the layers can take."""
+    """(channels, height, width) of one example, which must be an image that is large enough."""
     if len(shape) != 3:
         raise BadInput(
-            f"{model} takes images of shape (channels, height, width), not examples of shape {shape}; use two_nn or logistic"
+            f"{model} takes images of shape (channels, height, width), not examples of shape "
+            f"{shape}; use two_nn or logistic"
         )
     channels, height, width = shape
     if min(height, width) < least:
         raise BadInput(
-            f"{model} takes images from {least} x {least} on, not {height} x {width}; use a smaller model, such as two_nn"
+            f"{model} takes images from {least} x {least} on, not {height} x {width}; use a "
+            "smaller model, such as two_nn"
         )
     return channels, height, width

@@ -1,7 +1,8 @@
 """ResNet-18 for small images: a 3x3 stem without pooling, then eight blocks of 64 to 512 channels.
 
-`norm` is "batch" (BatchNorm with running statistics, which are averaged like weights), "batch-no-stats" (BatchNorm that uses
-each batch's own statistics, in testing too) or "group" (GroupNorm with two groups: no statistics across examples).
+`norm` is "batch" (BatchNorm with running statistics, which are averaged like weights),
+"batch-no-stats" (BatchNorm that uses each batch's own statistics, in testing too) or "group"
+(GroupNorm with two groups, and no statistics across examples).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def resnet18(
 def preact_resnet18(
     shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch-no-stats"
 ) -> nn.Module:
-    """Pre-activation ResNet-18 (He et al. 2016b), S0's CIFAR-10 network for several models. 11,172,170 parameters."""
+    """Pre-activation ResNet-18 (He et al. 2016b): S0's CIFAR-10 network. 11,172,170 parameters."""
     colours, _, _ = image("preact_resnet18", shape)
     normed = _norm(norm)
     blocks = {f"block{i}": PreactBlock(*sizes, normed) for i, sizes in enumerate(BLOCKS, start=1)}
@@ -75,7 +76,7 @@ def preact_resnet18(
 
 
 class Block(nn.Module):
-    """relu(norm(conv(relu(norm(conv(x))))) + x), with x projected where the sizes change."""
+    """relu(norm(conv(relu(norm(conv(x))))) + x); x is projected where the sizes change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -83,12 +84,11 @@ class Block(nn.Module):
         self.norm1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = norm(outputs)
-        same = stride == 1 and inputs == outputs
-        self.skip = (
-            nn.Identity()
-            if same
-            else net(conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm(outputs))
-        )
+        if stride == 1 and inputs == outputs:
+            self.skip: nn.Module = nn.Identity()
+        else:
+            narrow = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.skip = net(conv=narrow, norm=norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(self.norm1(self.conv1(x)))
@@ -96,7 +96,10 @@ class Block(nn.Module):
 
 
 class PreactBlock(nn.Module):
-    """conv(relu(norm(conv(a)))) + x with a = relu(norm(x)); where the sizes change, a projected takes the place of x."""
+    """conv(relu(norm(conv(a)))) + x with a = relu(norm(x)).
+
+    Where the sizes change, a projection of a replaces x.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()

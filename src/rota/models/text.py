@@ -12,9 +12,10 @@ from rota.models.parts import head, net
 
 
 def lstm_shakespeare(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
-    """S3's Shakespeare network: one-hot characters, two LSTM layers of 128 units. 249,936 parameters.
+    """S3's Shakespeare network: one-hot characters, two LSTM layers. 249,936 parameters.
 
-    The source's Keras network has 248,912: one bias vector for each LSTM layer, where PyTorch has two.
+    The layers have 128 units. The source's Keras network has 248,912 parameters: one bias vector
+    per LSTM layer, where PyTorch has two.
     """
     _sequence("lstm_shakespeare", shape)
     return net(
@@ -27,9 +28,10 @@ def lstm_shakespeare(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Mo
 
 
 def leaf_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
-    """LEAF's Shakespeare network: characters embedded in 8 dimensions, two LSTM layers of 256 units. 819,920 parameters.
+    """LEAF's Shakespeare network: embedded characters, two LSTM layers. 819,920 parameters.
 
-    LEAF's TensorFlow network has 817,872: one bias vector for each LSTM layer, where PyTorch has two.
+    Characters have 8 dimensions and the layers 256 units. LEAF's TensorFlow network has 817,872
+    parameters: one bias vector per LSTM layer, where PyTorch has two.
     """
     _sequence("leaf_lstm", shape)
     return net(
@@ -42,7 +44,10 @@ def leaf_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
 
 
 def mmfl_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
-    """S0's Shakespeare network: characters embedded in 128 dimensions, two LSTM layers of 256 units, dropout. 952,400 parameters."""
+    """S0's Shakespeare network: embedded characters, LSTM layers, dropout. 952,400 parameters.
+
+    Characters have 128 dimensions and the two layers 256 units.
+    """
     _sequence("mmfl_lstm", shape)
     return net(
         embed=nn.Embedding(classes, 128),
@@ -56,9 +61,10 @@ def mmfl_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
 
 @wrap_torch_function(lambda inputs, weight: (inputs, weight))
 def recurrent(inputs: Tensor, weight: Tensor) -> Tensor:
-    """What an LSTM layer does one time step after another: inputs [batch, time, 4 * units] and weights W_hh -> [batch, time, units].
+    """The time steps of an LSTM layer.
 
-    A function of its own that torch's function modes see as one call, so that an engine can put a fused one in its place.
+    It maps inputs [batch, time, 4 * units] and weights W_hh to [batch, time, units]. torch's
+    function modes see this function as one call, so an engine can replace it by a fused one.
     """
     hidden = cell = inputs.new_zeros(len(inputs), weight.shape[1])
     out = []
@@ -71,12 +77,15 @@ def recurrent(inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 class LSTM(nn.Module):
-    """One LSTM layer, [batch, time, inputs] -> [batch, time, units]: nn.LSTM's parameters and numbers, written out.
+    """One LSTM layer, [batch, time, inputs] -> [batch, time, units], written out.
 
-        i, f, g, o = W_ih x_t + b_ih + W_hh h + b_hh;   c = sig(f) c + sig(i) tanh(g);   h = sig(o) tanh(c)
+        i, f, g, o = W_ih x_t + b_ih + W_hh h + b_hh
+        c = sig(f) c + sig(i) tanh(g)
+        h = sig(o) tanh(c)
 
-    torch.func cannot map nn.LSTM's fused kernel over clients, and that kernel fixes the number of units; this layer takes
-    its sizes from the weights it is given.
+    It has nn.LSTM's parameters and gives its numbers. torch.func cannot map nn.LSTM's fused kernel
+    over clients, and that kernel fixes the number of units. This layer takes its sizes from the
+    weights that it is given.
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -89,14 +98,13 @@ class LSTM(nn.Module):
             nn.init.uniform_(parameter, -(units**-0.5), units**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return recurrent(
-            F.linear(x.to(self.weight_ih.dtype), self.weight_ih, self.bias_ih + self.bias_hh),
-            self.weight_hh,
-        )
+        bias = self.bias_ih + self.bias_hh
+        inputs = F.linear(x.to(self.weight_ih.dtype), self.weight_ih, bias)
+        return recurrent(inputs, self.weight_hh)
 
 
 class OneHot(nn.Module):
-    """Numbers 0..classes-1 as unit vectors (of bool: the layer behind has the number type)."""
+    """Numbers 0..classes-1 as unit vectors of bool; the next layer chooses the number type."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -116,5 +124,6 @@ class Last(nn.Module):
 def _sequence(model: str, shape: tuple[int, ...]) -> None:
     if len(shape) != 1 or shape[0] < 1:
         raise BadInput(
-            f"{model} takes sequences of characters, of shape (length,), not examples of shape {shape}; use a model for those"
+            f"{model} takes sequences of characters, of shape (length,), not examples of shape "
+            f"{shape}; use a model for those"
         )
