@@ -1,4 +1,4 @@
-"""The data sources: what each promises, on the real files where they are at hand and on made-up ones otherwise."""
+"""The data sources, on their real files if those are at hand, and else on made-up ones."""
 
 from __future__ import annotations
 
@@ -33,18 +33,14 @@ from rota.sampling import SAMPLERS
 
 
 def module(name: str) -> ModuleType:
-    """A source's module; rota.data.NAME is its function."""
+    """A source's module; rota.data.NAME is the function."""
     return importlib.import_module(f"rota.data.{name}")
 
 
 def needs(source: str) -> Any:
-    marks = [
-        pytest.mark.data,
-        pytest.mark.skipif(
-            not rota.data.at_hand(source), reason=f"the files of {source} are not on this machine"
-        ),
-    ]
-    return pytest.param(source, marks=marks, id=source)
+    missing = f"the files of {source} are not on this machine"
+    here = pytest.mark.skipif(not rota.data.at_hand(source), reason=missing)
+    return pytest.param(source, marks=[pytest.mark.data, here], id=source)
 
 
 @cache
@@ -68,13 +64,10 @@ FILED = [
 
 
 def same(a: Federation, b: Federation) -> bool:
-    pairs = [(p.x, q.x) for p, q in ((a.train, b.train), (a.test, b.test))] + [
-        (a.train.y, b.train.y),
-        (a.test.y, b.test.y),
-    ]
-    return all(torch.equal(p, q) for p, q in pairs) and np.array_equal(
-        a.train.offsets, b.train.offsets
-    )
+    for mine, theirs in ((a.train, b.train), (a.test, b.test)):
+        if not torch.equal(mine.x, theirs.x) or not torch.equal(mine.y, theirs.y):
+            return False
+    return np.array_equal(a.train.offsets, b.train.offsets)
 
 
 # --- all sources ---
@@ -187,18 +180,17 @@ def test_synthetic_clients_do_not_depend_on_their_number(
     assert (few.train.sizes + few.test.sizes == examples).all()
     for a, b in ((few.train, many.train), (few.test, many.test)):
         assert torch.equal(a.x, b.x[: len(a.x)])
-        assert (
-            a.y == b.y[: len(a.y)]
-        ).float().mean() > 0.99  # a product of another shape may round otherwise
+        # a product of another shape may round otherwise
+        assert (a.y == b.y[: len(a.y)]).float().mean() > 0.99
 
 
 def test_synthetic_alpha_beta_and_iid() -> None:
     def spread(fed: Federation) -> float:
-        """How much the clients' mean inputs, all coordinates taken together, differ."""
+        """The deviation of the clients' mean inputs, over all coordinates."""
         return float(np.std([float(fed.train.of(i)[0].mean()) for i in range(fed.clients)]))
 
     def labels(fed: Federation) -> float:
-        """Share of a client's most frequent label, averaged."""
+        """The mean share of a client's most frequent label."""
         counts = fed.train.label_counts(10)
         return float((counts.max(1) / counts.sum(1)).mean())
 
@@ -264,9 +256,8 @@ def test_test_examples_stay_with_their_owners() -> None:
     assert first.train.sizes.tolist() == [2, 2]
     assert first.test.sizes.tolist() == [1, 0]
     assert federate_owned("toy", train, test, partition.iid(clients=3), classes=2).shared_test
-    assert not federate_owned(
-        "toy", train, test, partition.iid(clients=3), classes=2, matched_test=True
-    ).shared_test
+    dealt = partition.iid(clients=3)
+    assert not federate_owned("toy", train, test, dealt, classes=2, matched_test=True).shared_test
 
 
 # --- IDX and MNIST's relatives ---
@@ -315,9 +306,8 @@ def test_mnist_and_relatives(source: str) -> None:
     if source == "mnist-writers":
         assert fed.clients == 539
         assert (fed.train.sizes.min(), fed.train.sizes.max()) == (19, 131)
-        assert (fed.train.label_counts(10) > 0).sum(
-            1
-        ).min() >= 5  # everybody wrote many different digits
+        different = (fed.train.label_counts(10) > 0).sum(axis=1)
+        assert different.min() >= 5
     else:
         assert (fed.train.sizes == 600).all()
 
@@ -330,9 +320,9 @@ def test_a_truncated_file_is_named(
     (tmp_path / source).mkdir()
     for name, path in found.items():
         data = path.read_bytes()
-        (tmp_path / source / name).write_bytes(
-            data[: len(data) // 2] if name.startswith("t10k-labels") else data
-        )
+        if name.startswith("t10k-labels"):
+            data = data[: len(data) // 2]
+        (tmp_path / source / name).write_bytes(data)
     monkeypatch.setenv("ROTA_DATA", str(tmp_path))
     with pytest.raises(BadInput, match="is damaged") as caught:
         SOURCES[source]()
@@ -376,20 +366,15 @@ def test_cifar10_layouts(form: str, empty: Path, monkeypatch: pytest.MonkeyPatch
     rows[:, :, 0] %= 10
     names = [batch.name for batch in cifar.BATCHES]
     sums = [hashlib.md5(batch.tobytes()).hexdigest() for batch in rows]
-    monkeypatch.setattr(
-        cifar,
-        "BATCHES",
-        tuple(
-            Remote(n, (m,), aliases=(cifar.INSIDE + n,)) for n, m in zip(names, sums, strict=True)
-        ),
-    )
+    pairs = zip(names, sums, strict=True)
+    batches = tuple(Remote(name, (md5,), aliases=(cifar.INSIDE + name,)) for name, md5 in pairs)
+    monkeypatch.setattr(cifar, "BATCHES", batches)
     root = empty / "cifar10"
     inner = root / cifar.INSIDE if form != "files" else root
     inner.mkdir(parents=True)
     for name, batch in zip(names, rows, strict=True):
-        (inner / name).write_bytes(
-            batch.tobytes() if form != "damaged archive" else batch.tobytes()[1:]
-        )
+        data = batch.tobytes()
+        (inner / name).write_bytes(data[1:] if form == "damaged archive" else data)
     if "archive" in form:
         with tarfile.open(root / cifar.ARCHIVE.name, "w:gz") as archive:
             archive.add(inner, cifar.INSIDE.rstrip("/"))
@@ -496,7 +481,8 @@ def test_femnist_sample(source: str) -> None:
 
 PLAY = b"""<?xml version="1.0"?><!DOCTYPE PLAY SYSTEM "play.dtd"><PLAY><TITLE>T</TITLE><ACT><SCENE>
 <SPEECH><SPEAKER/><LINE>Nobody says this.</LINE></SPEECH>
-<SPEECH><SPEAKER>Ann</SPEAKER><LINE><STAGEDIR>Aside</STAGEDIR> One  line,</LINE><LINE>and another $.</LINE></SPEECH>
+<SPEECH><SPEAKER>Ann</SPEAKER><LINE><STAGEDIR>Aside</STAGEDIR> One  line,</LINE>
+<LINE>and another $.</LINE></SPEECH>
 <SPEECH><SPEAKER>BOB</SPEAKER><SPEAKER>ANN</SPEAKER><LINE>Together</LINE></SPEECH>
 <SPEECH><SPEAKER>ANN </SPEAKER><LINE>Again</LINE></SPEECH>
 </SCENE></ACT></PLAY>"""
@@ -504,19 +490,16 @@ PLAY = b"""<?xml version="1.0"?><!DOCTYPE PLAY SYSTEM "play.dtd"><PLAY><TITLE>T<
 
 def test_roles() -> None:
     plays = module("shakespeare")
+    ann, bob = "One line, and another $.\nAgain", "Together"
     assert plays.roles([PLAY, PLAY]) == {
-        (play, name): text
-        for play in (0, 1)
-        for name, text in (("ANN", "One line, and another $.\nAgain"), ("BOB", "Together"))
+        (0, "ANN"): ann,
+        (0, "BOB"): bob,
+        (1, "ANN"): ann,
+        (1, "BOB"): bob,
     }
     assert len(plays.LETTERS) == len(set(plays.LETTERS)) == 80
-    assert [plays.LETTERS[code] for code in plays.encode("a\nZ$\u00e9")] == [
-        "a",
-        "\n",
-        "Z",
-        " ",
-        "?",
-    ]
+    codes = plays.encode("a\nZ$\u00e9")
+    assert "".join(plays.LETTERS[code] for code in codes) == "a\nZ ?"
 
 
 @given(length=st.integers(0, 900), stride=st.integers(1, 100))
@@ -544,9 +527,8 @@ def test_shakespeare(source: str) -> None:
     for client in (0, 400, 858):
         x, y = fed.train.of(client)
         assert "".join(plays.LETTERS[c] for c in x[0]) == long[client][:80].replace("$", " ")
-        assert torch.equal(
-            y[:-1], x[1:, 0]
-        )  # stride 80: the next window begins with the letter asked for
+        # with stride 80 the next window begins with the letter to be predicted
+        assert torch.equal(y[:-1], x[1:, 0])
     some = SOURCES[source](least=50)
     assert 0 < some.clients < fed.clients
     assert some.train.sizes.min() >= 50
@@ -569,27 +551,24 @@ def test_heart(source: str) -> None:
     assert fed.train.x[:, :13].std(0, correction=0).numpy() == pytest.approx(np.ones(13), abs=1e-4)
     assert set(fed.train.x[:, 13:].unique().tolist()) == {0, 1}
     both = torch.cat([fed.train.y, fed.test.y])
-    assert (
-        both.sum() == 139 + 106 + 115 + 149
-    )  # ill patients of Cleveland, Hungary, Switzerland, Long Beach
-    missing = fed.train.x[:, 13:]
-    chol = 1  # indicators: blood pressure, cholesterol, ...
-    assert missing[
-        fed.train.offsets[2] : fed.train.offsets[3], chol
-    ].all()  # the Swiss wrote 0 for it throughout
+    # ill patients in Cleveland, Hungary, Switzerland and Long Beach
+    assert both.sum() == 139 + 106 + 115 + 149
+    # the Swiss wrote 0 for every cholesterol, the second measurement that is missing somewhere
+    swiss = fed.train.of(2)[0][:, 13:]
+    assert swiss[:, 1].all()
     assert SOURCES[source](partition=partition.iid(clients=3)).shared_test
 
 
-# --- one's own ---
+# --- the user's own data ---
 
 
 X, Y = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
 
 
-@pytest.mark.parametrize("nobody", [None, ([], []), (X[:0], Y[:0]), (torch.zeros(0, 9), [])])
+@pytest.mark.parametrize("empty", [None, ([], []), (X[:0], Y[:0]), (torch.zeros(0, 9), [])])
 @pytest.mark.parametrize("first", [False, True])
-def test_from_clients_without_data(nobody: Any, first: bool) -> None:
-    pairs = [nobody, (X, Y)] if first else [(X, Y), nobody]
+def test_from_clients_without_data(empty: Any, first: bool) -> None:
+    pairs = [empty, (X, Y)] if first else [(X, Y), empty]
     fed = rota.from_clients(pairs, pairs)
     assert fed.train.sizes.tolist() == fed.test.sizes.tolist() == [6 * (not first), 6 * first]
     assert (fed.classes, fed.shape, fed.train.y.dtype) == (3, (2,), torch.int64)
@@ -598,7 +577,8 @@ def test_from_clients_without_data(nobody: Any, first: bool) -> None:
 
 def test_from_clients_takes_pairs_as_they_come() -> None:
     assert rota.from_clients(zip([X, X], [Y, Y], strict=True), (X, Y)).clients == 2
-    assert rota.from_clients([[X.tolist(), Y.tolist()]], [(X, Y)]).clients == 1  # type: ignore[list-item]
+    lists: Any = [[X.tolist(), Y.tolist()]]
+    assert rota.from_clients(lists, [(X, Y)]).clients == 1
 
 
 @pytest.mark.parametrize(
@@ -624,12 +604,13 @@ def test_from_clients_takes_pairs_as_they_come() -> None:
         (
             [(X, Y)],
             [X, Y],
-            "test is one pair instead of a list: give a list with one (x, y) pair per client, or one pair (a tuple)",
+            "test is one pair instead of a list: give a list with one (x, y) pair per client, or "
+            "one pair (a tuple) that all share",
         ),
         (
             [(X, Y)],
             None,
-            "test is None: give a list with one (x, y) pair per client, or one pair (a tuple) that all share",
+            "test is None: give a list with one (x, y) pair per client, or one pair (a tuple)",
         ),
         (
             [(X, Y), (X, Y, Y)],
@@ -678,12 +659,13 @@ def test_from_clients_takes_pairs_as_they_come() -> None:
         (
             [None, (X, Y), (X, Y[:, None])],
             (X, Y),
-            "train client 2 has targets that are whole numbers of shape (1,), but those of client 1 are whole numbers of shape ()",
+            "train client 2 has targets that are whole numbers of shape (1,), but those of client "
+            "1 are whole numbers of shape ()",
         ),
         (
             [None, ([], [])],
             (X, Y),
-            "train has no examples: all of its 2 pairs are empty, and at least one client must have some",
+            "train has no examples: all of its 2 pairs are empty, and at least one client must",
         ),
         ([(X, Y)], ([], []), "test has no examples: all of its 1 pairs are empty"),
         (
@@ -710,7 +692,7 @@ def test_from_clients_takes_pairs_as_they_come() -> None:
         (
             [(X, Y)],
             (X[:, :1], Y),
-            "test examples are real numbers of shape (1,), but training examples real numbers of shape (2,)",
+            "test examples are real numbers of shape (1,), but training examples real numbers of",
         ),
     ],
 )
@@ -828,7 +810,7 @@ def test_folder_without_files_or_tests(tmp_path: Path) -> None:
 
 
 class Rows:
-    """As much of a Hugging Face dataset as the adapter uses."""
+    """The part of a Hugging Face dataset that the adapter uses."""
 
     def __init__(self, **columns: Any) -> None:
         self.columns = columns
@@ -843,7 +825,7 @@ class Rows:
 
 
 def flower(parts: dict[str, list[Rows]], **splits: Rows) -> Any:
-    """As much of a FederatedDataset as the adapter uses."""
+    """The part of a FederatedDataset that the adapter uses."""
     return SimpleNamespace(
         partitioners={
             split: SimpleNamespace(num_partitions=len(rows)) for split, rows in parts.items()
@@ -946,11 +928,9 @@ def test_with_several_models_a_client_may_have_no_data_at_all(sampler: str, esti
         rota.Task(linear, federation([5, 0, 20, 0, 12, 9]), name="a"),
         rota.Task(linear, federation([7, 0, 0, 30, 12, 9], seed=1), name="b"),
     ]
-    options = (
-        {"budget": 2, **FEW.get(sampler, {})}
-        if "budget" in registry.options("samplers", SAMPLERS[sampler])
-        else {}
-    )
+    options: dict[str, Any] = {}
+    if "budget" in registry.options("samplers", SAMPLERS[sampler]):
+        options = {"budget": 2, **FEW.get(sampler, {})}
     run = rota.run(
         tasks,
         SAMPLERS[sampler](**options),
@@ -958,11 +938,9 @@ def test_with_several_models_a_client_may_have_no_data_at_all(sampler: str, esti
         rounds=6,
         engine="sequential",
     )
-    drawn = {
-        name: {client for line in run.records for client in line["cohort"][name]}
-        for name in ("a", "b")
-    }
-    assert drawn["a"] <= {0, 2, 4, 5}
-    assert drawn["b"] <= {0, 3, 4, 5}
-    assert any(drawn.values())
+    a = {client for line in run.records for client in line["cohort"]["a"]}
+    b = {client for line in run.records for client in line["cohort"]["b"]}
+    assert a <= {0, 2, 4, 5}
+    assert b <= {0, 3, 4, 5}
+    assert a | b
     assert run.summary["failures"] == 0

@@ -23,7 +23,7 @@ MD5 = hashlib.md5(BODY).hexdigest()
 
 
 class Mirror:
-    """An HTTP server that answers its requests with the given behaviours in turn, the last one for ever."""
+    """An HTTP server that answers its requests as a script says; the last entry is repeated."""
 
     def __init__(self) -> None:
         self.script: list[str] = ["good"]
@@ -48,9 +48,8 @@ class Mirror:
                 if what != "no length":
                     self.send_header("Content-Length", str(len(BODY)))
                 self.end_headers()
-                self.wfile.write(
-                    {"truncated": BODY[:100_000], "corrupt": b"\xff" + BODY[1:]}.get(what, BODY)
-                )
+                bodies = {"truncated": BODY[:100_000], "corrupt": b"\xff" + BODY[1:]}
+                self.wfile.write(bodies.get(what, BODY))
                 self.close_connection = True
 
             def log_message(self, *args: object) -> None:
@@ -58,9 +57,8 @@ class Mirror:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.thread = threading.Thread(
-            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}
-        )
+        serve = self.server.serve_forever
+        self.thread = threading.Thread(target=serve, kwargs={"poll_interval": 0.01})
         self.thread.start()
 
     @property
@@ -83,7 +81,7 @@ def mirrors() -> Iterator[list[Mirror]]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with an empty data folder, cache and system folder; pauses between tries take no time, but are noted."""
+    """A machine with an empty data folder, cache and system folder."""
     (tmp_path / "own").mkdir()
     monkeypatch.setenv("ROTA_DATA", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -94,6 +92,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between tries, which are noted and take no time."""
     noted: list[float] = []
     monkeypatch.setattr(files.time, "sleep", noted.append)
     return noted
@@ -163,7 +162,7 @@ def test_download(home: Path, mirrors: list[Mirror], pauses: list[float], story:
     assert len(mirrors[0].asked) == requests
     assert pauses == [0.5, 1.0][: requests - 1]
     files.find("set", (file,))
-    assert len(mirrors[0].asked) == requests  # the second time it is there
+    assert len(mirrors[0].asked) == requests  # it was in the cache
     assert mirrors[1].asked == []
 
 
@@ -185,14 +184,12 @@ def test_a_bad_mirror(
     assert len(mirrors[0].asked) == requests
     assert pauses == [0.5, 1.0][: requests - 1]
     assert not [path for path in (home / "cache").rglob("*") if path.is_file()]
-    files.find(
-        "set", (remote(mirrors[0].url, mirrors[1].url),)
-    )  # the next mirror makes good for it
+    files.find("set", (remote(mirrors[0].url, mirrors[1].url),))
     assert len(mirrors[1].asked) == 1
 
 
-def _nobody() -> str:
-    """A URL where nobody listens."""
+def _unused() -> str:
+    """A URL at which no server listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}/file.bin"
@@ -200,7 +197,7 @@ def _nobody() -> str:
 
 @pytest.mark.usefixtures("home")
 def test_no_network_says_what_to_do_at_once(pauses: list[float]) -> None:
-    wanted = (remote(_nobody()), Remote("second.bin", (MD5,), (_nobody(),)))
+    wanted = (remote(_unused()), Remote("second.bin", (MD5,), (_unused(),)))
     with pytest.raises(BadInput) as caught:
         files.find("set", wanted)
     for word in (

@@ -1,4 +1,4 @@
-"""Tokens and labels are checked against what the model and the loss index with them, before round 1."""
+"""Before round 1, tokens and labels are checked against the tables that they index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite over all models: parameter counts, a training pass, weights in and out, mapping over clients."""
+"""One suite over all models: parameters, a training pass, weights, mapping over clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rota.plan import Task
 MNIST, FEMNIST, CIFAR, TEXT = ((1, 28, 28), 10), ((1, 28, 28), 62), ((3, 32, 32), 10), ((80,), 80)
 Data = tuple[tuple[int, ...], int]
 
-# model, options, the paper's data and parameters, and the smallest data the other tests use
+# model, options, the paper's data and parameters, and the small data of the other tests
 TABLE: list[tuple[str, dict[str, Any], Data, int, Data]] = [
     ("logistic", {}, ((60,), 10), 610, ((60,), 10)),
     ("two_nn", {}, MNIST, 199_210, ((5,), 3)),
@@ -54,7 +54,8 @@ IDS = [
     for name, options, data, _, _ in TABLE
 ]
 COUNTED = {"resnet18-batch-no-stats", "preact_resnet18-group"}
-# the resnets are slow and their norms alike: the two defaults and one GroupNorm do for the tests that run them
+# The resnets are slow and their norms alike, so the tests that run them take the two defaults and
+# one GroupNorm.
 EVERY = pytest.mark.parametrize(
     ("name", "options", "data"),
     [
@@ -77,15 +78,14 @@ def build(name: str, options: dict[str, Any], data: Data, seed: int = 0) -> nn.M
 
 
 def batch(data: Data, examples: int = 2) -> tuple[Tensor, Tensor]:
-    """Examples that fit the data: characters for sequences of the text models' shapes, else real numbers."""
+    """Examples of the data's shape: characters for the text models, else real numbers."""
     draw = torch.Generator().manual_seed(1)
     shape, classes = data
     text = len(shape) == 1 and classes in (7, 9, 80)
-    x = (
-        torch.randint(classes, (examples, *shape), generator=draw)
-        if text
-        else torch.randn(examples, *shape, generator=draw)
-    )
+    if text:
+        x = torch.randint(classes, (examples, *shape), generator=draw)
+    else:
+        x = torch.randn(examples, *shape, generator=draw)
     return x, torch.randint(classes, (examples,), generator=draw)
 
 
@@ -122,7 +122,7 @@ def test_parameters(name: str, options: dict[str, Any], data: Data, parameters: 
     }.items(),
 )
 def test_layers_without_parameters(name: str, layers: str) -> None:
-    """What a count of parameters cannot see."""
+    """The layers that a count of parameters cannot see."""
     words = {
         nn.ReLU: "ReLU",
         nn.Tanh: "Tanh",
@@ -131,28 +131,24 @@ def test_layers_without_parameters(name: str, layers: str) -> None:
         nn.Dropout2d: "drop2d",
     }
     found = [layer for layer in MODELS[name]().children() if type(layer) in words]
-    assert (
-        " ".join(words[type(layer)] + str(getattr(layer, "p", "")).lstrip("0") for layer in found)
-        == layers
-    )
+    named = [words[type(layer)] + str(getattr(layer, "p", "")).lstrip("0") for layer in found]
+    assert " ".join(named) == layers
     assert not any(getattr(layer, "inplace", False) for layer in found)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_defaults_are_the_paper_s_data(name: str) -> None:
-    """Without arguments a model is the paper's: the count that its docstring gives."""
+    """Without arguments a model is the paper's, with as many parameters as its docstring says."""
     with torch.device("meta"):
         parameters = count(MODELS[name]())
     assert parameters == next(row[3] for row in TABLE if row[0] == name)
-    assert (
-        name == "logistic"
-        or f"{parameters:,} parameters" in (MODELS[name].__doc__ or "").splitlines()[0]
-    )
+    if name != "logistic":
+        assert f"{parameters:,} parameters" in (MODELS[name].__doc__ or "").splitlines()[0]
 
 
 @EVERY
 def test_training_pass(name: str, options: dict[str, Any], data: Data) -> None:
-    """Logits of the right shape, a gradient for every parameter, and (dropout off) a lower loss after a small step along it."""
+    """Outputs are logits, every parameter has a gradient, and a small step lowers the loss."""
     module = build(name, options, data).train()
     x, y = batch(data, 4)
     out = module(x)
@@ -196,7 +192,7 @@ def test_weights_round_trip(name: str, options: dict[str, Any], data: Data) -> N
 
 @EVERY
 def test_same_seed_same_weights(name: str, options: dict[str, Any], data: Data) -> None:
-    """Task fills in shape and classes by name; the weights depend on the seed alone."""
+    """A task fills in shape and classes by name; the weights depend on the seed alone."""
     x, _ = batch(data, data[1])
     fed = from_clients([(x, torch.arange(data[1]))], (x, torch.arange(data[1])))
     task = Task(model=partial(MODELS[name], **options), data=fed)
@@ -259,9 +255,8 @@ def test_data_that_do_not_fit(model: Callable[[], nn.Module], words: str) -> Non
 def test_lstm_is_torch_s() -> None:
     """The written-out layer has nn.LSTM's parameters, in its order, and gives its numbers."""
     own, fused = LSTM(5, 7), nn.LSTM(5, 7, batch_first=True)
-    assert [k.removesuffix("_l0") for k, _ in fused.named_parameters()] == [
-        k for k, _ in own.named_parameters()
-    ]
+    names = [key.removesuffix("_l0") for key, _ in fused.named_parameters()]
+    assert names == [key for key, _ in own.named_parameters()]
     weights.load(own, weights.read(fused))
     x = torch.randn(3, 11, 5)
     torch.testing.assert_close(own(x), fused(x)[0])
@@ -271,7 +266,7 @@ def test_lstm_is_torch_s() -> None:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_an_engine_can_put_its_own_in_the_place_of_the_steps_in_time() -> None:
+def test_an_engine_can_replace_the_time_steps() -> None:
     seen = []
 
     class Watch(TorchFunctionMode):
@@ -296,7 +291,5 @@ def test_no_statistics_leaves_no_buffers() -> None:
 
 def test_one_hot_sees_every_character() -> None:
     x = torch.arange(9)[None]
-    assert torch.equal(
-        models.lstm_shakespeare(shape=(9,), classes=9).get_submodule("one_hot")(x),
-        torch.eye(9, dtype=torch.bool)[None],
-    )
+    one_hot = models.lstm_shakespeare(shape=(9,), classes=9).get_submodule("one_hot")
+    assert torch.equal(one_hot(x), torch.eye(9, dtype=torch.bool)[None])

@@ -1,4 +1,4 @@
-"""One suite over all partitions, then what defines each; and the matched test split."""
+"""One suite over all partitions, then what defines each, and the matched test split."""
 
 from __future__ import annotations
 
@@ -82,15 +82,13 @@ def test_any_partition(partition: Partition, name: str) -> None:
     again, _ = partition(DATA, generator())
     np.testing.assert_array_equal(owner, again)
     other, _ = partition(DATA, generator(5))
-    if clients > 1:
-        assert np.array_equal(owner, other) == (name == "natural"), (
-            "only natural clients do not depend on the seed"
-        )
+    if clients > 1:  # only natural clients do not depend on the seed
+        assert np.array_equal(owner, other) == (name == "natural")
 
 
 @pytest.mark.parametrize(("partition", "name"), ALL)
 def test_any_partition_packs(partition: Partition, name: str) -> None:
-    """No example twice, none that was left out, and the labels stay with their examples."""
+    """No example is dealt twice or was left out, and labels stay with their examples."""
     fed = federate(name, DATA, DATA, partition, classes=10)
     rows = fed.train.x.long()
     assert len(rows.unique()) == len(rows)
@@ -174,7 +172,7 @@ def test_iid_mixes_labels() -> None:
     seed=st.integers(0, 99),
 )
 def test_shards(clients: int, per_client: int, extra: int, seed: int) -> None:
-    """A client owns per_client runs of the sorted labels; shards differ by one example at most."""
+    """A client owns per_client runs of the sorted labels; shards differ by at most one example."""
     total = clients * per_client
     labels = generator(seed).integers(0, 10, total + extra)
     owner, _ = shards(clients, per_client)(make(labels), generator(seed))
@@ -188,7 +186,10 @@ def test_shards(clients: int, per_client: int, extra: int, seed: int) -> None:
 
 
 def test_shards_of_mnist() -> None:
-    """S0: 200 shards of 300, 2 a client: 600 examples and, on classes that are multiples of 300, at most 2 digits each."""
+    """S0 deals 200 shards of 300, 2 per client.
+
+    If the classes are multiples of 300, each client has 600 examples of at most 2 digits.
+    """
     fed = federate("shards", make(np.tile(np.arange(10), 6000)), SMALL, shards(), classes=10)
     assert (fed.train.sizes == 600).all()
     digits = (fed.train.label_counts(10) > 0).sum(axis=1)
@@ -196,7 +197,7 @@ def test_shards_of_mnist() -> None:
 
 
 def skew(alpha: float) -> float:
-    """Mean over clients of the largest label's share."""
+    """The mean over clients of the largest label's share."""
     fed = federate("skew", DATA, SMALL, dirichlet(40, alpha), classes=10)
     counts = fed.train.label_counts(10)
     return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
@@ -210,24 +211,21 @@ def test_dirichlet_skew_falls_with_alpha() -> None:
 
 
 def test_dirichlet_follows_its_proportions() -> None:
-    """The shares of a class have Dir(alpha)'s moments: mean 1/N, variance (1/N)(1 - 1/N) / (N alpha + 1)."""
+    """The shares of a class have Dir(alpha)'s moments.
+
+    They are the mean 1/N and the variance (1/N)(1 - 1/N) / (N alpha + 1).
+    """
     clients, alpha = 10, 0.7
     data = make(np.zeros(10_000))
-    draws = (
-        np.stack(
-            [
-                sizes_of(dirichlet(clients, alpha)(data, generator(seed))[0], clients)
-                for seed in range(400)
-            ]
-        )
-        / 10_000
-    )
+    partition = dirichlet(clients, alpha)
+    owners = [partition(data, generator(seed))[0] for seed in range(400)]
+    draws = np.stack([sizes_of(owner, clients) for owner in owners]) / 10_000
     variance = 0.1 * 0.9 / (clients * alpha + 1)
     assert abs(draws.mean(axis=0) - 0.1).max() < 4 * np.sqrt(variance / 400)
     assert draws.var() == pytest.approx(variance, rel=0.15)
 
 
-def test_dirichlet_favours_nobody_in_small_classes() -> None:
+def test_dirichlet_favours_no_client_in_small_classes() -> None:
     owner, _ = dirichlet(10, alpha=1.0)(make(np.arange(2000)), generator())
     assert abs(sizes_of(owner, 10) - 200).max() < 5 * np.sqrt(180)
 
@@ -247,7 +245,7 @@ def test_dirichlet_gives_everyone_the_least(
 
 
 def test_dirichlet_fills_from_the_largest_alone() -> None:
-    """What is moved levels the largest down: nobody below that level, and above `least`, loses anything."""
+    """Filling levels the largest clients down, and those below that level lose nothing."""
     before = sizes_of(dirichlet(200, alpha=0.05, least=1)(DATA, generator(3))[0], 200)
     after = sizes_of(dirichlet(200, alpha=0.05, least=10)(DATA, generator(3))[0], 200)
     level = after.max()
@@ -259,16 +257,12 @@ def test_dirichlet_fills_from_the_largest_alone() -> None:
 
 
 def test_three_way_labels() -> None:
-    """At 0 % balanced a client sees the labels of its third only, and the smallest label pool decides the sizes."""
+    """At 0 % balanced, a client sees its third's labels, and the smallest pool sets the sizes."""
     fed = federate("s2", DATA, SMALL, three_way(0.0), classes=10)
     counts = fed.train.label_counts(10)
-    assert (
-        counts[:3, 4:].sum()
-        == counts[3:6, :4].sum()
-        == counts[3:6, 7:].sum()
-        == counts[6:, :7].sum()
-        == 0
-    )
+    for clients, others in ((slice(3), (4, 10)), (slice(3, 6), (0, 4)), (slice(3, 6), (7, 10))):
+        assert not counts[clients, slice(*others)].any()
+    assert not counts[6:, :7].any()
     pools = np.bincount(CLASSES)
     smallest = min(pools[:4].sum(), pools[4:7].sum(), pools[7:].sum())
     assert (fed.train.sizes == smallest // 3).all()
@@ -281,30 +275,25 @@ def test_three_way_mix(balanced: float, seed: int) -> None:
     sizes = sizes_of(owner, clients)
     assert np.ptp(sizes) == 0
     pools = np.array([36, 31, 33]) / 100
-    # of a third's examples 1 - N are from its pool, and of the N random ones the pool's share
-    own = np.array(
-        [np.isin(CLASSES[owner // 3 == third], labels).mean() for third, labels in enumerate(POOLS)]
-    )
-    assert abs(own - (1 - balanced + balanced * pools)).max() < 0.04
-    # the clients of a third have the same mix
+    # 1 - N of a third's examples are from its pool, and so is the pool's share of the N random ones
     own = [
-        np.isin(CLASSES[owner == client], labels).mean()
-        for client, labels in enumerate(np.repeat(np.array(POOLS, object), 3))
+        np.isin(CLASSES[owner // 3 == third], labels).mean() for third, labels in enumerate(POOLS)
     ]
+    assert abs(np.array(own) - (1 - balanced + balanced * pools)).max() < 0.04
+    # the clients of a third have the same mix
+    own = [np.isin(CLASSES[owner == client], POOLS[client // 3]).mean() for client in range(9)]
     assert max(np.ptp(own[:3]), np.ptp(own[3:6]), np.ptp(own[6:])) < 0.12
     # as large as can be: m <= pool / (1 - N + 3 N pool / n), in expectation
     smallest = min(np.isin(CLASSES, labels).sum() for labels in POOLS)
-    assert 3 * sizes[0] == pytest.approx(
-        smallest / (1 - balanced + 3 * balanced * smallest / len(DATA)), rel=0.03
-    )
+    largest = smallest / (1 - balanced + 3 * balanced * smallest / len(DATA))
+    assert 3 * sizes[0] == pytest.approx(largest, rel=0.03)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_high_low(seed: int) -> None:
-    """S0: the 12 last of 120 clients hold .526 of the data; each client 3 of 10 labels, dealt cyclically."""
-    fed = federate(
-        "mmfl", make(np.repeat(np.arange(10), 6000)), SMALL, high_low(), classes=10, seed=seed
-    )
+    """S0: the last 12 of 120 clients hold .526 of the data, and each client has 3 of 10 labels."""
+    data = make(np.repeat(np.arange(10), 6000))
+    fed = federate("mmfl", data, SMALL, high_low(), classes=10, seed=seed)
     sizes = fed.train.sizes
     assert 9 <= sizes[:108].min() <= sizes[:108].max() <= 15
     assert 90 <= sizes[108:].min() <= sizes[108:].max() <= 150
@@ -315,7 +304,7 @@ def test_high_low(seed: int) -> None:
         assert np.ptp(row[row > 0]) <= 1
     # a random part of the data, not the first examples of each class
     assert (fed.train.x % 6000).mean() == pytest.approx(3000, abs=150)
-    # the classes with most left are chosen, so all of them shrink alike
+    # the classes with the most examples left are chosen, so all classes shrink alike
     assert np.ptp(counts.sum(axis=0)) <= 50
 
 
@@ -325,10 +314,9 @@ def test_high_low_sizes_reach_both_ends() -> None:
     assert set(sizes_of(owner, 800)[400:]) == {3, 4, 5}
 
 
-def test_high_low_goes_on_with_other_labels_when_one_runs_out() -> None:
-    owner, _ = high_low(1, high=1.0, high_size=(10, 10), labels=1.0)(
-        make(np.array([0] * 9 + [1])), generator()
-    )
+def test_high_low_uses_other_labels_when_one_runs_out() -> None:
+    data = make(np.array([0] * 9 + [1]))
+    owner, _ = high_low(1, high=1.0, high_size=(10, 10), labels=1.0)(data, generator())
     assert (owner == 0).all()
 
 
@@ -347,7 +335,7 @@ def test_high_low_missing() -> None:
 def test_unbalanced(
     version: int, whole: float, small: float, share: float, clients: int | None
 ) -> None:
-    """S1's FEMNIST: 10/20/50 % of the clients hold 82/90/98 % of the data, the others 2 or 3 examples."""
+    """S1's FEMNIST: 10/20/50 % of the clients hold 82/90/98 % of the data, the others little."""
     base, _ = (natural() if clients is None else iid(clients))(DATA, generator())
     owner, count = unbalanced(version, clients)(DATA, generator())
     assert count == 120
@@ -370,7 +358,10 @@ def test_natural() -> None:
 
 @given(seed=st.integers(0, 999), clients=st.integers(1, 12), classes=st.integers(1, 5))
 def test_match_deals_in_proportion(seed: int, clients: int, classes: int) -> None:
-    """Each test example of a class that somebody trains on has one owner; a client's count is within 1 of its exact share."""
+    """Each test example of a class that is trained on has one owner.
+
+    A client's count is within 1 of its exact share.
+    """
     draw = generator(seed)
     counts = draw.integers(0, 40, (clients, classes)) * (draw.random((clients, classes)) < 0.5)
     labels = draw.integers(0, classes, 100)
@@ -385,15 +376,10 @@ def test_match_deals_in_proportion(seed: int, clients: int, classes: int) -> Non
 
 
 def test_matched_test_split_follows_training() -> None:
-    fed = federate(
-        "matched",
-        DATA,
-        make(np.tile(np.arange(10), 1000)),
-        dirichlet(20, alpha=0.3),
-        classes=10,
-        matched_test=True,
-    )
+    test = make(np.tile(np.arange(10), 1000))
+    deal = dirichlet(20, alpha=0.3)
+    fed = federate("matched", DATA, test, deal, classes=10, matched_test=True)
     assert not fed.shared_test
-    train, test = fed.train.label_counts(10), fed.test.label_counts(10)
-    assert (test.sum(axis=0) == 1000).all()
-    assert abs(train / train.sum(axis=0) * 1000 - test).max() < 1
+    trained, tested = fed.train.label_counts(10), fed.test.label_counts(10)
+    assert (tested.sum(axis=0) == 1000).all()
+    assert abs(trained / trained.sum(axis=0) * 1000 - tested).max() < 1
