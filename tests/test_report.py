@@ -22,8 +22,8 @@ from rota.errors import BadInput
 from rota.report import clients, curves, numbers, tables, write
 from rota.report.charts import series_of
 from rota.report.groups import Group, differing, group
+from rota.report.history import find, read
 from rota.report.page import plotly, render, title
-from rota.report.runs import find, read
 
 
 def make(
@@ -436,7 +436,7 @@ def test_a_mean_is_always_over_the_same_seeds(tmp_path: Path) -> None:
     assert [len(trace["y"]) for trace in chart.traces] == [4, 4, 4]
     assert curves.x_table([only])[1]["0"]["round"] == [1, 2, 3, 4]
     html = render([only])
-    assert "a line ends with the first of them" in html
+    assert "the line ends with the first of them" in html
     assert "Not finished: a-seed1 at round 4 of 9, a-seed2 at round 0 of 9." in html
 
 
@@ -550,7 +550,7 @@ def test_seeds_with_data_of_their_own_are_matched_by_place(tmp_path: Path) -> No
     (chart,) = clients.sampling("", series_of(groups))
     assert chart.traces[0]["text"][0] == "number 1 by size"
     assert sum(chart.traces[0]["y"]) == pytest.approx(18)
-    assert "Dealt anew" in clients.holdings(groups)[0].note
+    assert "dealt anew" in clients.holdings(groups)[0].note
 
 
 @pytest.mark.parametrize("rounds", [1, 40, 400])
@@ -589,7 +589,7 @@ def test_a_score_that_is_no_share_has_an_axis_of_its_own(tmp_path: Path) -> None
     other = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "b", lift=-2.0))))
     assert (other.layout["yaxis"], other.note) == (
         {"tickformat": "~g"},
-        "Mean score of the test examples.",
+        "Mean score on the test examples.",
     )
     aimed = curves.score(
         "accuracy", "", series_of(read_all(make(tmp_path / "c", lift=-2.0, target=0.6)))
@@ -832,7 +832,7 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
         html.count(">Sent down</th>") == html.count(">Server memory</th>") == 1
     )  # not again in the table of runs
     best = {label: (value, who) for label, value, who in tables.tiles(groups)}
-    assert best["Highest worst model"] == (
+    assert best["Best worst model"] == (
         second[2].replace(" ", numbers.SPACE),
         "task.1.name=words",
     )

@@ -1,8 +1,8 @@
-"""The report: one HTML file of a run or of several to compare, which opens anywhere and asks no network for anything.
+"""The report: one self-contained HTML file about one or more runs. It needs no network.
 
-runs.py      what is read of a run folder
-groups.py    which runs are one setting with several seeds, and what a setting is called
-numbers.py   numbers for people
+history.py   what is read from a run folder
+groups.py    which runs are one setting with several seeds, and the settings' names
+numbers.py   numbers as people write them
 charts.py    what a chart is: plain plotly values, finished in page.js
 curves.py    the charts over rounds
 clients.py   the charts over clients
@@ -12,28 +12,28 @@ page.py      the page around them (page.css, page.js)
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from rota import files
 from rota.errors import BadInput
 from rota.report.groups import group
+from rota.report.history import find, read
 from rota.report.page import render
-from rota.report.runs import find, read
 
 __all__ = ["write"]
 
 
 def write(folders: list[Path], target: Path) -> Path:
-    """Write the page of these run folders (or folders of run folders, as `rota compare` makes) to `target`."""
-    found = [
-        read(path) for path in dict.fromkeys(path for folder in folders for path in find(folder))
-    ]
+    """Write the page about some run folders, or folders of run folders, to `target`."""
+    found = dict.fromkeys(path for folder in folders for path in find(folder))
     if not found:
         raise BadInput("there is nothing to report on: name at least one run folder")
-    html = render(group(found))
+    html = render(group([read(path) for path in found]))
+    aside = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        files.write(target, html)
+        aside.write_text(html, encoding="utf-8")
+        os.replace(aside, target)
     except OSError as error:
         raise BadInput(
             f"cannot write the report to {target} ({error.strerror}): choose another place"

@@ -1,7 +1,9 @@
-"""The nouns of the page's charts: a Series is what has a colour and can be hidden, a Chart is plotly values with words around them.
+"""The nouns of the page's charts.
 
-A trace's `meta` says what page.js needs to finish it: which `series` it belongs to, what it is drawn as (`role`), and, on charts that
-follow the reader's choice of x axis, which entry of the page's x table it runs `along`.
+A Series has a colour and can be hidden. A Chart is plotly's values with words around them. The
+`meta` of a trace says what page.js needs to finish it: the `series` that it belongs to, what it is
+drawn as (`role`), and, where the reader chooses the x axis, which entry of the page's x table it
+runs `along`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rota.report.groups import Group
-from rota.report.runs import averaged, shares
+from rota.report.history import averaged, shares
 
 Trace = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One model (None: the mean of all) of one group of runs."""
+    """One model of one group of runs; None is the mean of all models."""
 
     key: str
     label: str
@@ -32,13 +34,13 @@ class Series:
 
     @property
     def share(self) -> bool:
-        """Whether its accuracies are shares."""
+        """Whether its accuracies are from 0 to 1."""
         return shares(self.group.runs, self.model)
 
 
 @dataclass
 class Chart:
-    """A chart; without traces it says `empty`."""
+    """A chart. If it has no traces, the page shows `empty` instead."""
 
     key: str
     title: str
@@ -46,24 +48,18 @@ class Chart:
     traces: list[Trace] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
     progress: bool = False
-    """Whether its x axis is the reader's choice."""
+    """Whether the reader chooses its x axis."""
     empty: str = ""
 
 
 def series_of(groups: list[Group]) -> list[Series]:
-    """What has a colour of its own: the groups; on the page of a single group with several models, the models and, where they have one,
-    their mean."""
+    """What has a colour of its own: the groups, or the models of a single group and their mean."""
     models = models_of(groups)
     if len(groups) == 1 and len(models) > 1:
-        first = (
-            [Series("mean", "mean of the models", groups[0], "0", None)]
-            if averaged(groups[0].runs)
-            else []
-        )
-        return [
-            *first,
-            *(Series(f"model {model}", model, groups[0], "0", model) for model in models),
-        ]
+        own = [Series(f"model {model}", model, groups[0], "0", model) for model in models]
+        if averaged(groups[0].runs):
+            own.insert(0, Series("mean", "mean of the models", groups[0], "0", None))
+        return own
     only = models[0] if len(models) == 1 else None
     return [
         Series(f"run {number}", group.label, group, f"{number}", only)
@@ -72,18 +68,20 @@ def series_of(groups: list[Group]) -> list[Series]:
 
 
 def worst_of(groups: list[Group]) -> list[Series]:
-    """On the page of a single group with several models, the worst of them: a line that goes from one model to another."""
-    tested = len(groups) == 1 and any(
-        run.last("worst_accuracy") is not None for run in groups[0].runs
-    )
-    return [Series("worst", "worst of the models", groups[0], "0", None)] if tested else []
+    """For a single group with several models, the worst model of each round."""
+    if len(groups) > 1 or not any(_compared(group) for group in groups):
+        return []
+    return [Series("worst", "worst of the models", groups[0], "0", None)]
+
+
+def _compared(group: Group) -> bool:
+    return any(run.last("worst_accuracy") is not None for run in group.runs)
 
 
 def models_of(groups: list[Group]) -> list[str]:
     """The models of all groups."""
-    return list(
-        dict.fromkeys(model for group in groups for run in group.runs for model in run.models)
-    )
+    names = (model for group in groups for run in group.runs for model in run.models)
+    return list(dict.fromkeys(names))
 
 
 def axis(text: str, **more: Any) -> dict[str, Any]:
@@ -91,12 +89,12 @@ def axis(text: str, **more: Any) -> dict[str, Any]:
 
 
 def safe(text: str) -> str:
-    """Text for plotly, which reads tags in it."""
+    """Text for plotly, which would read tags in it."""
     return html.escape(text, quote=False)
 
 
-def plain(values: ArrayLike) -> list[float | None]:
-    """Numbers short enough for a page, with gaps for what is not finite (JSON has no word for it)."""
+def rounded(values: ArrayLike) -> list[float | None]:
+    """Numbers in few digits, and None for those that are not finite, which JSON does not have."""
     return [
         float(f"{value:.6g}") if np.isfinite(value) else None
         for value in np.asarray(values, np.float64).tolist()

@@ -1,4 +1,4 @@
-"""Charts over the clients: who was sampled how often, and who holds how much of what."""
+"""Charts over the clients: how often each was sampled, and which data it holds."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rota.report.charts import Chart, Series, Trace, axis, plain, safe
+from rota.report.charts import Chart, Series, Trace, axis, rounded, safe
 from rota.report.groups import Group
-from rota.report.runs import Run
+from rota.report.history import History
 
 Ints = NDArray[np.int64]
 
 BARS = 150
-"""Up to this many bars a chart shows every client; beyond, clients are binned."""
+"""A chart of up to this many bars shows every client; otherwise clients are binned."""
 BINS = 40
-"""A histogram's bins."""
+"""The bins of a histogram."""
 PARTS = 10
-"""Into how many groups of one size clients are cut, to set what they hold against how often they were sampled."""
+"""The number of equal groups of clients in the chart of counts against sizes."""
 COLUMNS = 200
-"""A heat map's columns."""
+"""The columns of a heat map."""
 CLASSES = 10
 """Up to this many classes have a colour each."""
 ROWS = 100
-"""A heat map's rows: rarer classes share one more."""
+"""The rows of a heat map: rarer classes share one more."""
 
 
 def sampling(title: str, series: list[Series]) -> list[Chart]:
-    """How often clients were sampled: each of them if they are few, else a histogram, and the counts against the sizes."""
+    """How often clients were sampled.
+
+    Few clients have a bar each. Many are in a histogram, and in a chart of counts against sizes.
+    """
     series = [one for one in series if _runs(one)]
-    of = f"{title}: how" if title else "How"
-    clients = max((len(_counts(run, one)) for one in series for run in _runs(one)), default=0)
-    seeds = " Mean over seeds." if any(len(_runs(one)) > 1 for one in series) else ""
+    clients = [len(_counts(run, one)) for one in series for run in _runs(one)]
     if not clients:
         return []
-    if clients * len(series) <= BARS:
-        bars = [_bars(one, series) for one in series]
-        chart = Chart(
-            f"sampled {title}".strip(), f"{of} often each client was sampled", seeds.strip(), bars
-        )
+    of = f"{title}: how" if title else "How"
+    seeds = "Mean over seeds." if any(len(_runs(one)) > 1 for one in series) else ""
+    if max(clients) * len(series) <= BARS:
+        chart = Chart(f"sampled {title}".strip(), f"{of} often each client was sampled", seeds)
+        chart.traces = [_bars(one, series) for one in series]
         chart.layout = {
             "xaxis": axis("clients, largest first"),
             "yaxis": axis("times sampled", rangemode="tozero"),
@@ -48,14 +49,15 @@ def sampling(title: str, series: list[Series]) -> list[Chart]:
         }
         return [chart]
     counts = Chart(f"sampled {title}".strip(), f"{of} often clients were sampled")
-    counts.note = f"{clients:,} clients by how many times they were drawn."
+    counts.note = f"{max(clients):,} clients by how many times they were drawn."
     counts.traces, ends = _histograms(series)
     counts.layout = {
         "xaxis": axis("times sampled", range=ends),
         "yaxis": axis("share of clients", tickformat="~%", rangemode="tozero"),
     }
     sizes = Chart(f"sampled by size {title}".strip(), f"{of} often clients were sampled, by size")
-    sizes.note = f"Clients in order of their size, cut into {PARTS} groups: each group’s mean size and mean count.{seeds}"
+    order = f"Clients in order of size, in {PARTS} equal groups"
+    sizes.note = f"{order}: the mean size and mean count of each group. {seeds}".strip()
     sizes.traces = [trace for one in series for trace in _by_size(one)]
     sizes.layout = {
         "xaxis": axis("client’s examples"),
@@ -65,34 +67,31 @@ def sampling(title: str, series: list[Series]) -> list[Chart]:
 
 
 def _bars(series: Series, beside: list[Series]) -> Trace:
-    """Every client's count, largest client first; over seeds the mean at each place in that order. Of a run's models all have one order."""
+    """Every client's count, largest client first; the models of one run have the same order.
+
+    Over several seeds a bar is the mean over the clients at its place in that order.
+    """
     rows, orders = [], set()
     same = [other for other in beside if _runs(other) == _runs(series)]
     for run in _runs(series):
         held, clients = _holdings(run, series)
-        order = np.argsort(
-            -np.sum([_holdings(run, other)[0] for other in same], axis=0), kind="stable"
-        )
+        totals = np.sum([_holdings(run, other)[0] for other in same], axis=0)
+        order = np.argsort(-totals, kind="stable")
         rows.append(_counts(run, series)[clients[order]])
-        orders.add(
-            tuple(
-                f"client {client} ({size:,} examples)"
-                for client, size in zip(clients[order], held[order], strict=True)
-            )
-        )
+        names = []
+        for client, size in zip(clients[order], held[order], strict=True):
+            names.append(f"client {client} ({size:,} examples)")
+        orders.add(tuple(names))
     count = np.mean([row[: min(map(len, rows))] for row in rows], axis=0)
+    places = list(range(1, len(count) + 1))
     # where data are dealt anew for each seed, a place in the order is not one client
-    names = (
-        orders.pop()
-        if len(orders) == 1
-        else [f"number {place} by size" for place in range(1, len(count) + 1)]
-    )
+    text = [f"number {place} by size" for place in places]
     return {
         "type": "bar",
         "name": safe(series.label),
-        "x": list(range(1, len(count) + 1)),
-        "y": plain(count),
-        "text": list(names),
+        "x": places,
+        "y": rounded(count),
+        "text": list(orders.pop()) if len(orders) == 1 else text,
         "textposition": "none",
         "hovertemplate": "%{text}: sampled %{y:.4~g} times<extra>%{fullData.name}</extra>",
         "meta": {"series": series.key, "role": "bar"},
@@ -100,8 +99,11 @@ def _bars(series: Series, beside: list[Series]) -> Trace:
 
 
 def _histograms(series: list[Series]) -> tuple[list[Trace], list[float]]:
-    """The share of clients with each count, seeds pooled, and the x axis' ends. Counts are whole, and so are the bins; an empty bin
-    on either side brings the outline down to the axis."""
+    """The share of clients with each count, with the seeds pooled, and the x axis' ends.
+
+    Counts are whole numbers, and so are the bins. An empty bin on either side brings the outline
+    down to the axis.
+    """
     counts = [np.concatenate([_counts(run, one) for run in _runs(one)]) for one in series]
     least, most = min(int(row.min()) for row in counts), max(int(row.max()) for row in counts)
     step = -(-(most - least + 1) // BINS)
@@ -116,8 +118,8 @@ def _histograms(series: list[Series]) -> tuple[list[Trace], list[float]]:
             "line": {"shape": "hvh"},
             "fill": "tozeroy",
             "name": safe(one.label),
-            "x": plain(lows[:-1] + (step - 1) / 2),
-            "y": plain(np.histogram(row, lows)[0] / len(row)),
+            "x": rounded(lows[:-1] + (step - 1) / 2),
+            "y": rounded(np.histogram(row, lows)[0] / len(row)),
             "text": names,
             "hovertemplate": "%{y:.1%} of clients %{text} times<extra>%{fullData.name}</extra>",
             "meta": {"series": one.key, "role": "area"},
@@ -127,13 +129,13 @@ def _histograms(series: list[Series]) -> tuple[list[Trace], list[float]]:
 
 
 def _by_size(series: Series) -> list[Trace]:
-    """Mean count against mean size, seeds pooled; nothing where clients are all of one size."""
+    """Mean count against mean size, with the seeds pooled; nothing if all sizes are the same."""
     runs = [run for run in _runs(series) if series.model in run.data]
     if not runs:
         return []
     held = np.concatenate([_holdings(run, series)[0] for run in runs])
     count = np.concatenate([_counts(run, series)[_holdings(run, series)[1]] for run in runs])
-    held, count = held[held > 0], count[held > 0]  # those without data could not be drawn
+    held, count = held[held > 0], count[held > 0]  # clients without data could not be drawn
     if not len(held) or held.min() == held.max():
         return []
     parts = np.array_split(np.argsort(held, kind="stable"), PARTS)
@@ -141,16 +143,18 @@ def _by_size(series: Series) -> list[Trace]:
         "type": "scatter",
         "mode": "lines+markers",
         "name": safe(series.label),
-        "x": plain([held[part].mean() for part in parts]),
-        "y": plain([count[part].mean() for part in parts]),
-        "hovertemplate": "%{x:,.0f} examples: sampled %{y:.3~g} times<extra>%{fullData.name}</extra>",
+        "x": rounded([held[part].mean() for part in parts]),
+        "y": rounded([count[part].mean() for part in parts]),
+        "hovertemplate": (
+            "%{x:,.0f} examples: sampled %{y:.3~g} times<extra>%{fullData.name}</extra>"
+        ),
         "meta": {"series": series.key, "role": "line"},
     }
     return [trace]
 
 
 def holdings(groups: list[Group]) -> list[Chart]:
-    """Who holds how much of what: a chart for each federation that is not the same, by the groups' first seeds."""
+    """Which client holds which data: a chart for each federation, by the groups' first seeds."""
     found: dict[str, tuple[str, dict[str, Any], list[Group]]] = {}
     for group in groups:
         for model, entry in group.runs[0].data.items():
@@ -163,7 +167,7 @@ def holdings(groups: list[Group]) -> list[Chart]:
             title += f" ({'; '.join(group.label for group in whose)})"
         chart = Chart(f"data {number}", title, _in_words(entry))
         if any(run.data.get(model) != entry for group in whose for run in group.runs):
-            chart.note += " Dealt anew for each seed: these are the first seed’s."
+            chart.note += " The data are dealt anew for each seed; these are the first seed’s."
         labels = np.array(entry["labels"]) if "labels" in entry else None
         if labels is not None and len(labels) <= BARS and labels.shape[1] <= CLASSES:
             _stack(chart, entry, labels)
@@ -175,23 +179,18 @@ def holdings(groups: list[Group]) -> list[Chart]:
 
 def _in_words(entry: dict[str, Any]) -> str:
     sizes = np.array(entry["sizes"])
-    each = (
-        f"{sizes.min():,} to {sizes.max():,} each, median {np.median(sizes):,.0f}"
-        if np.ptp(sizes)
-        else f"{sizes.min():,} each"
-    )
-    words = f"{entry['data']}: {entry['examples']:,} training examples on {entry['clients']:,} clients, {each}."
-    if "test_examples" in entry:  # not where the examples are on other machines
-        words += f" {entry['test_examples']:,} test examples."
-    return (
-        words
-        if len(sizes) == entry["clients"]
-        else f"{words} Shown are {len(sizes):,} clients, evenly spread by size."
-    )
+    each = f"{sizes.min():,} each"
+    if np.ptp(sizes):
+        each = f"{sizes.min():,} to {sizes.max():,} each, median {np.median(sizes):,.0f}"
+    training = f"{entry['examples']:,} training examples on {entry['clients']:,} clients"
+    words = f"{entry['data']}: {training}, {each}. {entry['test_examples']:,} test examples."
+    if len(sizes) < entry["clients"]:
+        words += f" The chart shows {len(sizes):,} clients, evenly spread by size."
+    return words
 
 
 def _stack(chart: Chart, entry: dict[str, Any], labels: Ints) -> None:
-    """Label counts on top of each other, a bar a client, largest first."""
+    """Label counts on top of each other: one bar per client, largest first."""
     order = np.argsort(-np.array(entry["sizes"]), kind="stable")
     names = [f"client {client}" for client in np.array(entry["shown"])[order].tolist()]
     for label, column in enumerate(labels[order].T.tolist()):
@@ -211,20 +210,24 @@ def _stack(chart: Chart, entry: dict[str, Any], labels: Ints) -> None:
         "yaxis": axis("examples"),
         "barmode": "stack",
         "bargap": 0.1,
+        "showlegend": True,
     }
-    chart.layout["showlegend"] = True
 
 
 def _heat(chart: Chart, entry: dict[str, Any], labels: Ints | None) -> None:
-    """The sizes, largest first, and under them each class's share of a client's examples; neighbours share a column if there are many."""
+    """The sizes, largest first, and under them each class's share of a client's examples.
+
+    If there are many clients, neighbours share a column.
+    """
     sizes = np.array(entry["sizes"])
     order = np.argsort(-sizes, kind="stable")
     parts = np.array_split(order, min(COLUMNS, len(sizes)))
-    x = plain([part.mean() for part in np.array_split(np.arange(1, len(sizes) + 1), len(parts))])
+    places = np.array_split(np.arange(1, len(sizes) + 1), len(parts))
+    x = rounded([part.mean() for part in places])
     bars = {
         "type": "bar",
         "x": x,
-        "y": plain([sizes[part].mean() for part in parts]),
+        "y": rounded([sizes[part].mean() for part in parts]),
         "hovertemplate": "number %{x:,.0f} by size: %{y:,.4~g} examples<extra></extra>",
         "meta": {"role": "sizes"},
     }
@@ -242,7 +245,7 @@ def _heat(chart: Chart, entry: dict[str, Any], labels: Ints | None) -> None:
         "type": "heatmap",
         "x": x,
         "y": names,
-        "z": [plain(row) for row in np.transpose([share[part].mean(axis=0) for part in parts])],
+        "z": [rounded(row) for row in np.transpose([share[part].mean(axis=0) for part in parts])],
         "yaxis": "y2",
         "zmin": 0,
         "hovertemplate": "number %{x:,.0f} by size: %{z:.1%} of class %{y}<extra></extra>",
@@ -255,16 +258,16 @@ def _heat(chart: Chart, entry: dict[str, Any], labels: Ints | None) -> None:
     chart.layout["xaxis"]["anchor"] = "y2"
 
 
-def _runs(series: Series) -> list[Run]:
+def _runs(series: Series) -> list[History]:
     """The series' runs that have drawn clients for its model."""
     return [run for run in series.group.runs if series.model in run.sampled]
 
 
-def _counts(run: Run, series: Series) -> Ints:
+def _counts(run: History, series: Series) -> Ints:
     return run.sampled[str(series.model)]
 
 
-def _holdings(run: Run, series: Series) -> tuple[Ints, Ints]:
-    """How much the listed clients hold, and their numbers."""
+def _holdings(run: History, series: Series) -> tuple[Ints, Ints]:
+    """The sizes of the listed clients, and their numbers."""
     entry = run.data[str(series.model)]
     return np.array(entry["sizes"], np.int64), np.array(entry["shown"], np.int64)

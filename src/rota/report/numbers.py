@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Numbers as people write them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def percent(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A score that is no share."""
+    """A score that is not a share."""
     return f"{value:,.4g}"
 
 
 def score(share: bool) -> Format:
-    """How accuracies are written, or scores that are no shares."""
+    """The format of accuracies, or of scores that are not shares."""
     return percent if share else number
 
 
@@ -37,7 +37,7 @@ def count(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """12.3 MB: steps of a thousand."""
+    """12.3 MB, in steps of a thousand."""
     step, unit = scale(value, BYTES)
     digits = 0 if unit == "B" or value / step >= 100 else 1
     return f"{value / step:.{digits}f}{SPACE}{unit}"
@@ -55,9 +55,8 @@ def duration(value: float) -> str:
             rest = round(whole % step / small)
             if rest * small == step:
                 whole, rest = whole + round(small), 0
-            return f"{whole // step:.0f}{SPACE}{unit}" + (
-                f"{SPACE}{rest}{SPACE}{small_unit}" if rest else ""
-            )
+            more = f"{SPACE}{rest}{SPACE}{small_unit}" if rest else ""
+            return f"{whole // step:.0f}{SPACE}{unit}{more}"
     raise AssertionError(value)
 
 
@@ -74,7 +73,10 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def mean(values: Sequence[float | None], form: Format) -> str:
-    """The mean of what is known, and its 95 % half-width in the same unit where there are several that differ."""
+    """The mean of the known values.
+
+    If there are several and they differ, half the 95 % interval follows in the same unit.
+    """
     known = [value for value in values if value is not None]
     if not known:
         return NONE

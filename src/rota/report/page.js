@@ -1,22 +1,30 @@
 "use strict";
-// Python gives the charts' values; here they get their colours, the x axis that the reader chose, and the series that are not hidden.
+// Python gives the charts' values. Here they get their colours and the x axis that the reader
+// chose; hidden series are left out.
 (() => {
   const page = JSON.parse(document.getElementById("page").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
   const state = { axis: "round", log: false, hidden: new Set(), focus: null };
 
-  // Okabe and Ito's colours, a little darker or lighter where the ground asks for it; Tol's muted ones for classes
+  // Okabe and Ito's colours, a little darker or lighter to suit the background; Tol's muted colours
+  // for classes
   const LIGHT = {
     ink: "#1c2530", quiet: "#5d6875", rule: "#e8ebee", card: "#ffffff",
     series: ["#0072b2", "#d55e00", "#009e73", "#c0609a", "#d18f00", "#4aa8e0"],
-    classes: ["#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb"],
+    classes: [
+      "#332288", "#88ccee", "#44aa99", "#117733", "#999933",
+      "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb",
+    ],
     heat: [[0, "#f3f6f9"], [0.5, "#6aa9d6"], [1, "#08366b"]],
   };
   const DARK = {
     ink: "#e4e8ec", quiet: "#9aa5b1", rule: "#2c343d", card: "#1a2027",
     series: ["#3d9be9", "#f0783c", "#1fbf92", "#da8dbd", "#e6a820", "#8fd3f7"],
-    classes: ["#7468d8", "#88ccee", "#44aa99", "#2a8f4c", "#999933", "#ddcc77", "#cc6677", "#a83d74", "#c068b4", "#bbbbbb"],
+    classes: [
+      "#7468d8", "#88ccee", "#44aa99", "#2a8f4c", "#999933",
+      "#ddcc77", "#cc6677", "#a83d74", "#c068b4", "#bbbbbb",
+    ],
     heat: [[0, "#1f262e"], [0.5, "#2f78b0"], [1, "#c9e6ff"]],
   };
   const theme = () => (dark.matches ? DARK : LIGHT);
@@ -31,8 +39,9 @@
     return `rgba(${r},${g},${b},${alpha})`;
   }
 
-  // areas that lie over each other hide the lines: of many, only the one that is pointed at is filled
-  const filled = (series) => state.focus === series || Object.keys(page.series).length - state.hidden.size <= page.crowd;
+  // overlapping areas hide the lines: if there are many, only the one under the pointer is filled
+  const shown = () => Object.keys(page.series).length - state.hidden.size;
+  const filled = (series) => state.focus === series || shown() <= page.crowd;
 
   function finish(trace) {
     const { series, role, along, value, index } = trace.meta;
@@ -51,7 +60,8 @@
       } else if (role === "bar") {
         out.marker = { color: colour(series, 0.9) };
       } else {
-        out.line = { ...trace.line, color: colour(series, role === "under" ? 0.18 : 1), width, dash };
+        const alpha = role === "under" ? 0.18 : 1;
+        out.line = { ...trace.line, color: colour(series, alpha), width, dash };
         out.marker = { color: colour(series), size: 5 };
         if (role === "area") out.fillcolor = fill(pale ? 0.03 : 0.12);
       }
@@ -60,14 +70,18 @@
     if (role === "sizes") out.marker = { color: theme().series[0], line: { width: 0 } };
     if (role === "heat") {
       out.colorscale = theme().heat;
-      out.colorbar = { thickness: 10, outlinewidth: 0, tickformat: ".0%", len: 0.7, y: 0, yanchor: "bottom" };
+      out.colorbar = {
+        thickness: 10, outlinewidth: 0, tickformat: ".0%", len: 0.7, y: 0, yanchor: "bottom",
+      };
     }
     if (along !== undefined) {
       out.x = page.x[along][state.axis];
       if (value) {
         out.customdata = page.x[along].round;
-        const where = `<b>%{fullData.name}</b><br>${value}<br>round %{customdata}, %{x:.4~g} ${page.axes[state.axis].unit}<extra></extra>`;
-        out.hovertemplate = state.axis === "round" ? `${value}<extra>%{fullData.name}</extra>` : where;
+        const place = `round %{customdata}, %{x:.4~g} ${page.axes[state.axis].unit}`;
+        const whole = `<b>%{fullData.name}</b><br>${value}<br>${place}<extra></extra>`;
+        const short = `${value}<extra>%{fullData.name}</extra>`;
+        out.hovertemplate = state.axis === "round" ? short : whole;
       }
     }
     return out;
@@ -76,17 +90,31 @@
   function frame(key, chart, narrow) {
     const { ink, quiet, rule, card } = theme();
     const family = getComputedStyle(document.documentElement).fontFamily;
-    const axis = { gridcolor: rule, linecolor: rule, zeroline: false, tickfont: { color: quiet }, automargin: true };
-    const named = (given) => (given && given.title ? { ...given, title: { font: { size: 12, color: quiet }, standoff: 8, ...given.title } } : given);
+    const axis = {
+      gridcolor: rule, linecolor: rule, zeroline: false, tickfont: { color: quiet },
+      automargin: true,
+    };
+    const titled = { font: { size: 12, color: quiet }, standoff: 8 };
+    const named = (given) =>
+      given && given.title ? { ...given, title: { ...titled, ...given.title } } : given;
+    const clear = "rgba(0,0,0,0)";
     const layout = {
-      // always worked out anew (plotly forgets the axes' ranges where it finds nothing changed); a zoom stays until the axis is another
+      // always drawn anew, because plotly loses the axes' ranges if it finds no change; a zoom
+      // stays until the reader chooses another axis
       datarevision: ++drawings, uirevision: chart.progress ? `${state.axis} ${state.log}` : "",
-      showlegend: false, margin: { l: 46, r: 10, t: 10, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      showlegend: false, margin: { l: 46, r: 10, t: 10, b: 40 },
+      paper_bgcolor: clear, plot_bgcolor: clear,
       font: { family, size: 12, color: ink },
-      hoverlabel: { bgcolor: card, bordercolor: rule, font: { family, size: 12, color: ink }, namelength: 60, align: "left" },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
+      hoverlabel: {
+        bgcolor: card, bordercolor: rule, font: { family, size: 12, color: ink },
+        namelength: 60, align: "left",
+      },
+      modebar: { bgcolor: clear, color: quiet, activecolor: ink },
       dragmode: touch ? false : "zoom",
-      legend: { orientation: "h", y: narrow ? -0.25 : 1.02, yanchor: narrow ? "top" : "bottom", x: 0, traceorder: "normal", font: { size: 11 } },
+      legend: {
+        orientation: "h", y: narrow ? -0.25 : 1.02, yanchor: narrow ? "top" : "bottom",
+        x: 0, traceorder: "normal", font: { size: 11 },
+      },
       ...chart.layout,
     };
     for (const name of ["xaxis", "yaxis", "yaxis2"]) {
@@ -94,7 +122,12 @@
     }
     layout.xaxis.showgrid = false;
     if (chart.progress) {
-      layout.xaxis = { ...layout.xaxis, ...named({ title: { text: page.axes[state.axis].title } }), rangemode: "tozero", spikecolor: quiet, spikethickness: 1, spikedash: "solid", unifiedhovertitle: { text: "round %{x}" } };
+      layout.xaxis = {
+        ...layout.xaxis,
+        ...named({ title: { text: page.axes[state.axis].title } }),
+        rangemode: "tozero", spikecolor: quiet, spikethickness: 1, spikedash: "solid",
+        unifiedhovertitle: { text: "round %{x}" },
+      };
       if (state.axis === "round" && rounds <= 10) layout.xaxis.dtick = 1;
       layout.hovermode = state.axis === "round" ? "x unified" : "closest";
       if (key.startsWith("loss") && state.log) layout.yaxis.type = "log";
@@ -102,16 +135,20 @@
     return layout;
   }
 
-  const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "resetScale2d"]], displayModeBar: !touch };
+  const config = {
+    displaylogo: false, responsive: true,
+    modeBarButtons: [["toImage", "resetScale2d"]], displayModeBar: !touch,
+  };
   const places = [...document.querySelectorAll("[data-chart]")];
 
   function draw(place) {
     const key = place.dataset.chart;
     const chart = page.charts[key];
-    Plotly.react(place, chart.traces.map(finish), frame(key, chart, place.clientWidth < 480), config);
+    const layout = frame(key, chart, place.clientWidth < 480);
+    Plotly.react(place, chart.traces.map(finish), layout, config);
   }
 
-  // charts in sight are drawn at once, the others one by one, so that the page answers meanwhile
+  // charts in sight are drawn at once, the others one by one, so that the page stays responsive
   const root = document.documentElement;
   const waiting = new Set();
   let next = 0;
@@ -144,7 +181,8 @@
       const key = chip.dataset.series;
       chip.setAttribute("aria-pressed", String(!state.hidden.has(key)));
       const look = key === "worst" ? `${colour(key, 0.18)};border-top-width:9px` : colour(key);
-      chip.querySelector("i").style.cssText = `border-top-color:${look};border-top-style:${style[page.series[key].dash]}`;
+      const line = style[page.series[key].dash];
+      chip.querySelector("i").style.cssText = `border-top-color:${look};border-top-style:${line}`;
     }
     if (all) all.hidden = state.hidden.size === 0;
   }
@@ -169,12 +207,18 @@
   for (const radio of document.querySelectorAll("input[name=axis]")) {
     radio.addEventListener("change", () => { state.axis = radio.value; redraw(overRounds); });
   }
-  document.getElementById("log").addEventListener("change", (event) => { state.log = event.target.checked; redraw(overRounds); });
+  document.getElementById("log").addEventListener("change", (event) => {
+    state.log = event.target.checked;
+    redraw(overRounds);
+  });
   for (const chip of chips) {
     const key = chip.dataset.series;
-    chip.title = "click: hide or show; double click: this one alone";
-    chip.addEventListener("click", () => hide(state.hidden.has(key) ? [...state.hidden].filter((other) => other !== key) : [...state.hidden, key]));
-    chip.addEventListener("dblclick", () => hide(Object.keys(page.series).filter((other) => other !== key)));
+    chip.title = "click: hide or show; double-click: show only this one";
+    const others = (keys) => [...keys].filter((other) => other !== key);
+    chip.addEventListener("click", () => {
+      hide(state.hidden.has(key) ? others(state.hidden) : [...state.hidden, key]);
+    });
+    chip.addEventListener("dblclick", () => hide(others(Object.keys(page.series))));
     if (!touch) {
       chip.addEventListener("mouseenter", () => focus(state.hidden.has(key) ? null : key));
       chip.addEventListener("mouseleave", () => focus(null));

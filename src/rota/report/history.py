@@ -1,4 +1,4 @@
-"""What is read of a run folder: its rounds without the long lists in them, which are counted here."""
+"""What is read from a run folder: its rounds, with the long lists in them already counted."""
 
 from __future__ import annotations
 
@@ -15,56 +15,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rota.errors import BadInput
-from rota.running.record import at, tested
-
-Record = dict[str, Any]
+from rota.running.record import Record, at, tested
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run as its folder tells it; it may still be going on, or have crashed."""
+class History:
+    """What a run's folder says about it. The run may still be going on, or have crashed."""
 
     folder: Path
     config: dict[str, Any]
     text: str
     """config.toml as written."""
     rounds: list[Record]
-    """The lines of rounds.jsonl, less `cohort` and `failures`."""
+    """The lines of rounds.jsonl, without `cohort` and `failures`."""
     sampled: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """For each model, how often each client was drawn for it."""
     failures: Counter[str] = field(default_factory=Counter)
-    """How many rows failed, by reason."""
+    """The number of failed rows, by reason."""
     data: dict[str, Any] = field(default_factory=dict)
-    """data.json: for each model, who holds how much of what."""
+    """data.json: for each model, which client holds how much of what."""
     finished: bool = True
     wall_seconds: float | None = None
 
     @cached_property
     def tested(self) -> list[Record]:
-        """The rounds whose models were tested."""
+        """The rounds in which the models were tested."""
         return [line for line in self.rounds if tested(line)]
 
     @cached_property
     def averaged(self) -> bool:
-        """Whether something is said of the models together: not where their scores are of different kinds."""
-        return (
-            len(self.models) < 2
-            or not self.tested
-            or any(line["accuracy"] is not None for line in self.tested)
-        )
+        """Whether there are means over the models: not if their scores are of different kinds."""
+        if len(self.models) < 2 or not self.tested:
+            return True
+        return any(line["accuracy"] is not None for line in self.tested)
 
     @cached_property
     def shares(self) -> set[str]:
-        """The models whose accuracies are shares, from 0 to 1: a score of the user's own may be any number."""
-        every = {
-            name: [line["models"][name].get("accuracy") for line in self.tested]
-            for name in self.models
-        }
-        return {
-            name
-            for name, values in every.items()
-            if all(0 <= value <= 1 for value in values if value is not None)
-        }
+        """The models whose accuracies are from 0 to 1. A user's own score may be any number."""
+        found = set()
+        for name in self.models:
+            values = [line["models"][name].get("accuracy") for line in self.tested]
+            if all(0 <= value <= 1 for value in values if value is not None):
+                found.add(name)
+        return found
 
     @property
     def models(self) -> list[str]:
@@ -75,20 +68,23 @@ class Run:
         return max((entry["clients"] for entry in self.data.values()), default=0)
 
     def last(self, name: str, model: str | None = None) -> float | None:
-        """What was last tested: a plain value of the round, or one of a model's; None where there is none."""
-        line = self.tested[-1] if self.tested else {}
-        return (line if model is None else line.get("models", {}).get(model, {})).get(name)
+        """A value of the last tested round, of the whole round or of one model."""
+        if not self.tested:
+            return None
+        line = self.tested[-1]
+        of = line if model is None else line["models"].get(model, {})
+        value: float | None = of.get(name)
+        return value
 
     @property
     def accuracy(self) -> float | None:
-        """The last tested accuracy, the mean over models."""
+        """The last tested accuracy, as the mean over the models."""
         return self.last("accuracy")
 
     @property
     def best(self) -> float | None:
-        return max(
-            (line["accuracy"] for line in self.tested if line["accuracy"] is not None), default=None
-        )
+        known = [line["accuracy"] for line in self.tested if line["accuracy"] is not None]
+        return max(known, default=None)
 
     @property
     def target(self) -> float | None:
@@ -97,21 +93,17 @@ class Run:
 
     @property
     def rounds_to_target(self) -> int | None:
-        """The first round at which every model was at the target."""
+        """The first round in which every model was at the target."""
         return self.rounds_to(self.models)
 
     def rounds_to(self, models: list[str]) -> int | None:
-        """The first round at which all of these were at the target."""
+        """The first round in which all of these models were at the target."""
         if self.target is None or not set(models) <= set(self.models):
             return None
-        return next(
-            (
-                line["round"]
-                for line in self.tested
-                if all(at(line["models"][model], self.target) for model in models)
-            ),
-            None,
-        )
+        for line in self.tested:
+            if all(at(line["models"][model], self.target) for model in models):
+                return int(line["round"])
+        return None
 
     @property
     def client_seconds(self) -> float:
@@ -119,45 +111,46 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """How many times a client was asked to train a model."""
+        """How many times a client was drawn to train a model."""
         return int(sum(counts.sum() for counts in self.sampled.values()))
 
     def total(self, name: str) -> float | None:
-        """What a running total (seconds, bytes_up, bytes_down) came to."""
+        """The last value of a running total (seconds, bytes_up, bytes_down)."""
         return self.rounds[-1][name] if self.rounds else None
 
     @property
     def server_bytes(self) -> float | None:
-        """The most that the server held between rounds."""
+        """The most that the server held between two rounds."""
         return max((line["server_bytes"] for line in self.rounds), default=None)
 
 
-def averaged(runs: list[Run]) -> bool:
-    """Whether some run has means over its models."""
+def averaged(runs: list[History]) -> bool:
+    """Whether at least one run has means over its models."""
     return any(run.averaged for run in runs)
 
 
-def shares(runs: list[Run], model: str | None = None) -> bool:
-    """Whether all accuracies of these runs, or of one model in them, are shares."""
+def shares(runs: list[History], model: str | None = None) -> bool:
+    """Whether all accuracies of these runs, or of one model in them, are from 0 to 1."""
     return all(name in run.shares for run in runs for name in run.models if model in (None, name))
 
 
 def find(folder: Path) -> list[Path]:
-    """The run folders that a folder is or holds."""
+    """The run folder that a folder is, or the run folders that it holds."""
     folder = folder.resolve()
     if (folder / "config.toml").exists():
         return [folder]
     inside = sorted((path.parent for path in folder.glob("*/config.toml")), key=_natural)
     if not inside:
-        raise BadInput(
-            f"{folder} is not a run folder and holds none: name a folder that has a config.toml in it"
-        )
+        hint = "name a folder that has a config.toml in it"
+        raise BadInput(f"{folder} is not a run folder and holds none: {hint}")
     return inside
 
 
-def read(folder: Path) -> Run:
-    """A run folder's content; a half-written last line is left out, as it is on resuming."""
-    lines, sampled, failures = [], dict[str, Counter[int]](), Counter[str]()
+def read(folder: Path) -> History:
+    """A run folder's content, without a half-written last line, as after a resume."""
+    lines: list[Record] = []
+    sampled: dict[str, Counter[int]] = {}
+    failures: Counter[str] = Counter()
     path = folder / "config.toml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -169,26 +162,21 @@ def read(folder: Path) -> Run:
             record = json.loads(line)
             for model, clients in record.pop("cohort").items():
                 sampled.setdefault(model, Counter()).update(clients)
-            whose = len(record["models"]) > 1
-            failures.update(
-                f"{failure['model']}: " * whose + str(failure["reason"])
-                for failure in record.pop("failures")
-            )
+            for failure in record.pop("failures"):
+                model = f"{failure['model']}: " if len(record["models"]) > 1 else ""
+                failures[f"{model}{failure['reason']}"] += 1
             lines.append(record)
     except (OSError, ValueError, KeyError) as error:
-        raise BadInput(
-            f"cannot read {path} ({error}): leave {folder.name} out of the report, or run it again"
-        ) from error
+        hint = f"leave {folder.name} out of the report, or run it again"
+        raise BadInput(f"cannot read {path} ({error}): {hint}") from error
     if lines and not data:
         raise BadInput(f"{folder} has no data.json: leave it out of the report, or run it again")
-    return Run(
+    return History(
         folder=folder,
         config=config,
         text=text,
         rounds=lines,
-        sampled={
-            model: _by_client(counts, data[model]["clients"]) for model, counts in sampled.items()
-        },
+        sampled={name: _by_client(each, data[name]["clients"]) for name, each in sampled.items()},
         failures=failures,
         data=data,
         finished=bool(summary),
@@ -197,7 +185,7 @@ def read(folder: Path) -> Run:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """budget2 before budget10."""
+    """A sort key that puts budget2 before budget10."""
     return [(int(word or 0), rest) for word, rest in re.findall(r"(\d*)(\D*)", path.name)]
 
 
