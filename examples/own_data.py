@@ -1,4 +1,5 @@
-# Your own data: a pair of arrays or tensors for each client, and one for testing that all share (or one each).
+# Your own data: a pair of arrays or tensors per client, and a test pair that all share (or one per
+# client).
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 

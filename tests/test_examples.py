@@ -1,4 +1,4 @@
-"""The words: every example runs, every block of the docs does what it says, every link leads somewhere."""
+"""The docs: every example runs, every block does what it says, every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def quickly(words: list[str], number: int) -> list[str] | None:
-    """The same command, made short, and into the number's own folder if it names none; None where it needs data that may not be here."""
+    """The same command made short, with a folder of its own; None if its data may not be here."""
     if words[0] in ("run", "compare"):
         raw = recipe.read(words[1])
         for setting in (words[i + 1] for i, word in enumerate(words) if word == "--set"):
@@ -119,7 +119,10 @@ def call(words: list[str]) -> tuple[int, str, str]:
 def test_a_page_does_what_it_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python blocks share their names, as in one session; a block that begins with "# NAME" is a file; commands run between them."""
+    """Python blocks share their names, as in one session, and commands run between them.
+
+    A block that begins with "# NAME" is a file.
+    """
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     ran = 0

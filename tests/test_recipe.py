@@ -1,4 +1,4 @@
-"""Recipes: the ready ones run, overrides do what they say, and a run's config.toml runs the same run again."""
+"""Recipes: the ready ones run, overrides do what they say, and a config.toml repeats its run."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def test_ready_recipes_resolve_to_a_config_that_resolves_to_itself(name: str) ->
 )
 def test_ready_recipes_run(name: str, tmp_path: Path) -> None:
     if not data.at_hand(source(name)):
-        pytest.skip(
-            f"the data '{source(name)}' are not on this machine: set ROTA_DATA to the folder that holds them"
-        )
+        pytest.skip(f"the data '{source(name)}' are not here: set ROTA_DATA to their folder")
     outcome = call(
         "run",
         name,
@@ -459,11 +457,11 @@ def test_a_fraction_stands_for_the_budget_of_an_own_sampler_but_not_for_another_
     [
         (
             "sampler=own_parts:Even",
-            "cannot import 'own_parts:Even' (AttributeError: module 'own_parts' has no attribute 'Even')",
+            "cannot import 'own_parts:Even' (AttributeError: module 'own_parts' has no attribute",
         ),
         (
             "sampler=no_such_module:Odd",
-            "cannot import 'no_such_module:Odd' (ModuleNotFoundError: No module named 'no_such_module')",
+            "cannot import 'no_such_module:Odd' (ModuleNotFoundError: No module named 'no_such_mod",
         ),
         ("sampler=:Odd", "cannot import ':Odd'"),
         ("sampler=own_parts:table", "'own_parts:table' is not a class or function, but {}"),

@@ -1,4 +1,4 @@
-"""The report: what is read, grouped and named, what the charts hold, and the page in a real browser."""
+"""The report: what is read, grouped and named, what is in the charts, and a real browser."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ def make(
     more: dict[str, Any] | None = None,
     **config: Any,
 ) -> Path:
-    """A run folder as a run writes it, with accuracies that climb from 0.3 + lift; `more` goes into each round's line, and the model
-    `errors` is scored by its errors, unlike the others."""
+    """A run folder as a run writes it, with accuracies that climb from 0.3 + lift.
+
+    `more` goes into each round's line. The model `errors` is scored by its errors.
+    """
     rng = np.random.default_rng([seed, len(path.name), people])
     path.mkdir(parents=True)
     tasks = [{"name": model, "model": "net", "lr": 0.1} for model in models]
@@ -837,7 +839,7 @@ def test_the_tables_of_models(tmp_path: Path) -> None:
         "task.1.name=words",
     )
     assert best["Least spread of models"][1] == "all settings"
-    assert best["Least client computing"][1] == "task.1.name=words, of those at the target"
+    assert best["Least client computing"][1] == "task.1.name=words, of the settings at the target"
     own = {label: value.replace(numbers.SPACE, " ") for label, value, _ in tables.tiles(groups[:1])}
     assert [own[label] for label in ("Worst model", "Spread of models")] == percents[3:]
     assert (own["Client computing"], own["Server memory"]) == ("30 min", "4.0 MB")
@@ -900,7 +902,7 @@ def test_what_missed_the_target_is_not_the_cheapest(tmp_path: Path) -> None:
         )
     tiles = {label: (value, who) for label, value, who in tables.tiles(read_all(tmp_path))}
     assert [tiles[f"Least {what}"][1] for what in ("virtual time", "data sent")] == [
-        "good, of those at the target"
+        "good, of the settings at the target"
     ] * 2
     assert tiles["Fewest rounds to target"][1] == "good"
     shutil.rmtree(tmp_path / "poor-seed1")
@@ -1100,7 +1102,8 @@ def test_one_control_switches_the_x_axis_of_all_charts_over_rounds(
 def test_a_run_is_hidden_on_every_chart(tmp_path: Path, browser: Any) -> None:
     compare(tmp_path / "all")
     opened(browser, write([tmp_path / "all"], tmp_path / "report.html"))
-    shown = "[...new Set(div._fullData.filter((t) => t.visible === true && t.meta.series).map((t) => t.meta.series))].sort()"
+    visible = "div._fullData.filter((t) => t.visible === true && t.meta.series)"
+    shown = f"[...new Set({visible}.map((t) => t.meta.series))].sort()"
     all_three = {
         key: ["run 0", "run 1", "run 2"] for key in ("accuracy", "loss", "spread", "sampled")
     }
@@ -1133,10 +1136,8 @@ def test_a_run_under_the_pointer_stands_out(tmp_path: Path, browser: Any) -> Non
     from selenium.webdriver.support.ui import WebDriverWait
 
     def pale() -> dict[str, Any]:
-        return seen(
-            browser,
-            "[...new Set(div._fullData.filter((t) => t.opacity < 1).map((t) => t.meta.series))].sort()",
-        )
+        some = "div._fullData.filter((t) => t.opacity < 1)"
+        return seen(browser, f"[...new Set({some}.map((t) => t.meta.series))].sort()")
 
     ranges = seen(browser, "div._fullLayout.xaxis.range")
     ActionChains(browser).move_to_element(

@@ -1,4 +1,4 @@
-"""The command line's entry point. It is light, so that Ctrl-C always prints one line and exits 130."""
+"""The command line's entry point. It loads fast, so that Ctrl-C always ends it in one line."""
 
 from __future__ import annotations
 

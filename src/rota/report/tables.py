@@ -106,7 +106,7 @@ def _best(groups: list[Group]) -> list[Tile]:
         ]
     # a setting that missed the target with some seed is not cheaper than one that reached it
     there = _full(groups, lambda run: run.rounds_to_target) or groups
-    remark = ", of those at the target" if len(there) < len(groups) else ""
+    remark = ", of the settings at the target" if len(there) < len(groups) else ""
     out = []
     for label, column, highest in reached:
         if _full(groups, column[1]):
