@@ -80,7 +80,8 @@ def blocks(page: str) -> Iterator[tuple[str, str]]:
 
 def commands(text: str) -> list[list[str]]:
     """The rota commands in a shell block, as words."""
-    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    whole = text.replace("\\\n", "")
+    lines = [shlex.split(line, comments=True) for line in whole.splitlines()]
     return [words[1:] for words in lines if words and words[0] == "rota"]
 
 
@@ -276,7 +277,7 @@ def test_every_column_of_a_round_is_explained(tmp_path: Path) -> None:
     keys = {*run.records[0], *(name.removeprefix("digits.") for name in columns(run.records))}
     assert not {key for key in keys if f"`{key}`" not in page}
     files = {path.name for path in (tmp_path / "run").iterdir()} | {"report.html"}
-    assert files == {re.findall(r"`([\w.]+)", name)[0] for name in table(page, "file")}
+    assert files == set(re.findall(r"^- `([\w.]+)", page.partition("## ")[0], re.M))
     assert files == {
         re.findall(r"`([\w.]+)", name)[0] for name in table(README, "in the run's folder")
     }
