@@ -1,4 +1,4 @@
-"""Bad input: every mistake is one clear sentence and status 2, before anything is trained or written."""
+"""Bad input: each mistake is one clear sentence and status 2, before anything is trained."""
 
 from __future__ import annotations
 
@@ -132,6 +132,8 @@ MISTAKES = {
     "run fedavg-digits --set task.momentum=1": "task.momentum is 1.0: it must be at least 0 and below 1",
     "run fedavg-digits --set task.partition.clients=0": "clients is 0, but it must be a whole number from 1 on",
     "run fedavg-digits --set task.partition.clients=5000": "lower clients",
+    "run fedprox-synthetic --set task.data.clients=1000000000000": "GB of memory: lower clients",
+    "run fedprox-synthetic --set task.data.alpha=1e300": "a standard deviation: give a number from 0",
     "run fedavg-digits --set task.partition=high-low --set task.partition.labels=0": "labels is 0, but it must be above 0",
     # parts that do not go together
     "run fedavg-digits --set task.model=kvib_cnn": "kvib_cnn takes images from ",
@@ -266,15 +268,10 @@ def test_a_rota_data_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 def write_clients(folder: Path, change: Callable[[list[dict[str, np.ndarray]]], None]) -> None:
     generator = np.random.default_rng(0)
-    clients = [
-        {
-            "x": generator.normal(size=(5, 4)).astype(np.float32),
-            "y": np.arange(5) % 3,
-            "x_test": np.ones((2, 4), np.float32),
-            "y_test": np.ones(2, int),
-        }
-        for _ in range(4)
-    ]
+    clients: list[dict[str, np.ndarray]] = []
+    for _ in range(4):
+        x, y = generator.normal(size=(5, 4)).astype(np.float32), np.arange(5) % 3
+        clients.append({"x": x, "y": y, "x_test": x[:2] * 0 + 1, "y_test": np.ones(2, int)})
     change(clients)
     folder.mkdir()
     for number, arrays in enumerate(clients):
@@ -297,9 +294,21 @@ def another_shape(clients: list[dict[str, np.ndarray]]) -> None:
     clients[3]["x"] = np.ones((5, 6), np.float32)
 
 
+def a_token(clients: list[dict[str, np.ndarray]]) -> None:
+    for client in clients:
+        client["x"] = np.tile(np.arange(4) % 3, (5, 1))
+        client["x_test"] = client["x"][:2].copy()
+    clients[2]["x_test"][1, 3] = 97
+
+
 @pytest.mark.parametrize(
     ("change", "setting", "parts"),
     [
+        (
+            a_token,
+            "task.model=leaf_lstm",
+            ("data 'clients': test token 97 at client 2, row 1 is outside the model's embedding",),
+        ),
         (a_nan, "rounds=1", ("2.npz", "NaN")),
         (no_rows, "rounds=1", ("1.npz", "at least one")),
         (another_shape, "rounds=1", ("3.npz", "shape")),
@@ -314,7 +323,7 @@ def another_shape(clients: list[dict[str, np.ndarray]]) -> None:
             ("cnn takes images of shape (channels, height, width), not examples of shape (4,)",),
         ),
     ],
-    ids=["nan", "empty client", "shape", "labels", "model"],
+    ids=["token", "nan", "empty client", "shape", "labels", "model"],
 )
 def test_own_files(
     tmp_path: Path,
@@ -323,9 +332,9 @@ def test_own_files(
     parts: tuple[str, ...],
 ) -> None:
     write_clients(tmp_path / "clients", change)
-    (tmp_path / "own.toml").write_text(
-        f"sampler = 'full'\n[[task]]\nmodel = 'logistic'\n[task.data]\nname = 'folder'\npath = {json.dumps(str(tmp_path / 'clients'))}\n"
-    )
+    path = json.dumps(str(tmp_path / "clients"))
+    task = f"[[task]]\nmodel = 'logistic'\n[task.data]\nname = 'folder'\npath = {path}\n"
+    (tmp_path / "own.toml").write_text(f"sampler = 'full'\n{task}")
     refused(call("run", tmp_path / "own.toml", "--set", setting, "--out", tmp_path / "a"), *parts)
 
 
@@ -391,7 +400,7 @@ def line(**more: object) -> Task:
 
 
 class Picky:
-    """A server of one's own that has a word to say on its numbers; its lr may be what it likes."""
+    """A user's own server that refuses its numbers; its lr may be anything."""
 
     lr = -1.0
 
@@ -446,7 +455,8 @@ class Picky:
         (
             [task(data=federation([5, 0, 20, 0]))],
             {},
-            "client 1 has no training examples (2 of 4 clients have none): leave such clients out, or lower partition.missing",
+            "client 1 has no training examples (2 of 4 clients have none): leave such clients out, "
+            "or lower partition.missing",
         ),
         (
             [task(), task(data=federation([5, 12]))],
@@ -509,17 +519,20 @@ class Picky:
         (
             [line()],
             {},
-            "task 'line': the targets are real numbers, and accuracy is for classes: give score a function that gives one number",
+            "task 'line': the targets are real numbers, and accuracy is for classes: give score a "
+            "function that gives one number",
         ),
         (
             [line(loss=squares)],
             {},
-            "such as lambda outputs, targets: -(outputs - targets) ** 2, or give class labels as whole numbers",
+            "such as lambda outputs, targets: -(outputs - targets) ** 2, or give class labels as "
+            "whole numbers",
         ),
         (
             [line(score=squares)],
             {},
-            "task 'line': the targets are real numbers, and the default loss is for classes: give loss a function that gives one number per",
+            "task 'line': the targets are real numbers, and the default loss is for classes: give "
+            "loss a function that gives one number per",
         ),
         ([task(lr=0.0)], {}, "task 'blobs': lr is 0.0: it must be above 0"),
         ([task(lr=float("nan"))], {}, "task 'blobs': lr is nan: it must be above 0"),
