@@ -244,6 +244,23 @@ def test_a_cache_that_cannot_be_written(home: Path, mirrors: list[Mirror]) -> No
     assert mirrors[1].asked == []  # it is not the mirror's fault
 
 
+def test_a_user_without_a_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(path: Path) -> Path:
+        if str(path).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return path
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(home / "tmp"))
+    path = put(home / "own/set/file.bin")
+    assert files.find("set", (remote(),)) == {"file.bin": path}
+    path.unlink()
+    assert not files.at_hand("set", (remote(),))
+    with pytest.raises(BadInput, match=f"put file.bin into .* or {home / 'tmp'}/cache-"):
+        files.find("set", (remote(),))
+
+
 @pytest.mark.usefixtures("home")
 def test_rota_data_must_be_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROTA_DATA", "/nowhere")

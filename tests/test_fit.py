@@ -307,6 +307,20 @@ def test_parts_must_be_alike() -> None:
             fit.check(Task(model("embedding"), wrong), "own")
 
 
+def test_the_check_does_not_change_the_data() -> None:
+    class Clearing(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            x.zero_()
+            return out
+
+    data = tokens()
+    before = data.train.x.clone(), data.test.x.clone()
+    fit.check(Task(Clearing(lambda table, x: table(x + 0)), data), "own")
+    assert torch.equal(data.train.x, before[0])
+    assert torch.equal(data.test.x, before[1])
+
+
 def test_the_check_does_not_touch_the_random_numbers() -> None:
     class Noisy(nn.Embedding):
         def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,8 +49,12 @@ class Remote:
 
 
 def cache(folder: str) -> Path:
-    """The folder that a data set's downloads go into."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rota" / folder
+    """The folder that a data set's downloads go into; a temporary one if there is no home."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:  # this user has no home folder
+        base = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+    return base / "rota" / folder
 
 
 def places(folder: str) -> list[Path]:

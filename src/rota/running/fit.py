@@ -120,7 +120,7 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
             f"task '{name}': the targets are real numbers, and accuracy is for classes: give "
             f"score {OUTPUTS} -(outputs - targets) ** 2, or give class labels as whole numbers"
         )
-    x, y = data.train.x[:2], data.train.y[:2]
+    x, y = data.train.x[:2].clone(), data.train.y[:2].clone()  # a model may change them in place
     misfit = f"task '{name}': the model does not fit examples of shape {data.shape}"
     try:
         _refuse_lazy(task.model)  # which cannot always be copied
@@ -152,6 +152,11 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
     if not found.traced or (not x.is_floating_point() and not found.lookups):
         with at(place):
             _try_extremes(data, module)
+    _check_measures(task, name, place, outputs, y)
+
+
+def _check_measures(task: Task, name: str, place: str, outputs: Tensor, y: Tensor) -> None:
+    """Check that the loss and the score take these outputs and targets, and fit all labels."""
     apart = y.shape != outputs.shape or outputs.shape[-1] == 1
     if task.loss is cross_entropy and y.is_floating_point() and apart:
         raise BadInput(
@@ -163,7 +168,7 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
             continue
         used = lookups.find(partial(measure, outputs), y)
         with at(place):
-            _check_lookups(data, "y", used.lookups, what)
+            _check_lookups(task.federation, "y", used.lookups, what)
         _check_measure(f"task '{name}': the {what}", measure, outputs, y)
 
 
@@ -228,7 +233,7 @@ def _try_extremes(data: Federation, module: nn.Module) -> None:
             if _error(module, part.x[block]) is None:
                 continue
             for row in block.tolist():
-                error = _error(module, part.x[row : row + 1])
+                error = _error(module, part.x[[row]])
                 if error:
                     raise BadInput(
                         f"data '{data.name}': the model cannot take the {kind} example at "
