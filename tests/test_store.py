@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from conftest import federation, linear, network
 from hypothesis import given, settings
@@ -30,6 +32,7 @@ from safetensors.torch import load_file
 
 import rota
 from rota import loop, recipe, rng, weights
+from rota.admission import Admission
 from rota.arrays import Array
 from rota.data import describe as describing
 from rota.data.federation import Federation
@@ -39,12 +42,13 @@ from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yog
 from rota.experiment import Experiment, State
 from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task
 from rota.policies import KINDS
+from rota.running import folder as folders
 from rota.running import run as running
 from rota.running.describe import describe
 from rota.running.folder import Folder, checkpoint, differences, flat, refuse_used
 from rota.running.record import Record
 from rota.running.run import Interrupted, Run, execute
-from rota.sampling import SAMPLERS, Gvr
+from rota.sampling import SAMPLERS, Gvr, Uniform
 from rota.weights import Weights
 from rota.world.availability import Availability
 
@@ -321,11 +325,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_state_round_trip(place: Path, state: State, wall: float, config: dict[str, Any]) -> None:
     shutil.rmtree(place, ignore_errors=True)
     checkpoint.save(place, state, wall, config)
-    loaded = checkpoint.load(place, begun(state))
+    read: list[dict[str, Any]] = []
+    loaded = checkpoint.load(place, begun(state), read.append)
     assert loaded is not None
     assert same(loaded.state, state)
     assert loaded.wall_seconds == wall
-    assert loaded.config == config
+    assert read == [config]
 
 
 def test_all_of_the_state_is_kept() -> None:
@@ -365,7 +370,7 @@ def test_awkward_arrays(tmp_path: Path) -> None:
         models=[Model(0, Weights(base[:4], base[4:4]))],
     )
     checkpoint.save(tmp_path, state, 0.0, {})
-    loaded = checkpoint.load(tmp_path, begun(state))
+    loaded = checkpoint.load(tmp_path, begun(state), lambda _: None)
     assert loaded is not None
     after = loaded.state
     assert same(after, state)
@@ -581,7 +586,7 @@ def test_a_memory_is_read_into_the_one_there_is(tmp_path: Path) -> None:
     like = small(
         estimator={"memory": held, "rows": torch.zeros(0, 3), "one": shared, "two": shared}
     )
-    loaded = checkpoint.load(tmp_path, like)
+    loaded = checkpoint.load(tmp_path, like, lambda _: None)
     assert loaded is not None
     assert same(loaded.state, state)
     assert loaded.state.policies["estimator"]["memory"].data_ptr() == held.data_ptr()
@@ -696,7 +701,7 @@ def test_from_python(tmp_path: Path) -> None:
         rota.run([task], out=tmp_path / "run", resume=True, **{**settings, "server": Yogi(lr=0.2)})
     with pytest.raises(BadInput, match="already in use: add --resume"):
         rota.run([task], out=tmp_path / "run", **settings)
-    with pytest.raises(BadInput, match="describes a run that was made in Python"):
+    with pytest.raises(BadInput, match="only describes a run that was started in Python"):
         recipe.resolve(recipe.read(str(tmp_path / "run" / "config.toml")))
 
 
@@ -798,6 +803,199 @@ def test_numbers_for_each_client_are_part_of_the_configuration(tmp_path: Path) -
         BadInput, match=r"sampler\.processors was \[1, 2, 1\] and is now \[3, 3, 3\]"
     ):
         rota.run([task], Gvr(2, (3, 3, 3), uploads=(0.9, 0.9, 2.0)), resume=True, **settings)
+
+
+# ---- what may change when a run is resumed, and what may not
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All of a folder, byte for byte."""
+    inside = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in inside}
+
+
+def stopped_at(number: int, folder: Path, **changes: Any) -> None:
+    with pytest.raises(Interrupted):
+        play(make(**changes), out=folder, watch=stop_after(number, KeyboardInterrupt()))
+
+
+@pytest.mark.parametrize("before", [2, 4], ids=["interrupted", "finished"])
+def test_more_rounds(tmp_path: Path, before: int) -> None:
+    """To the byte what a run with that many rounds from the beginning is; config.toml says so."""
+    play(make(rounds=6), out=tmp_path / "whole")
+    folder = tmp_path / "run"
+    if before == 4:
+        play(make(), out=folder)
+        lines = (folder / "rounds.jsonl").read_bytes()
+    else:
+        stopped_at(before, folder)
+    run = play(make(rounds=6), out=folder, resume=True)
+    assert len(run.records) == run.summary["rounds"] == 6
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert "\nrounds = 6\n" in (folder / "config.toml").read_text()
+    assert before < 4 or (folder / "rounds.jsonl").read_bytes().startswith(lines)
+    with pytest.raises(
+        BadInput, match=r"^rounds is 4, but the run has already played 6: set rounds"
+    ):
+        play(make(), out=folder, resume=True)
+
+
+def test_fewer_rounds(tmp_path: Path) -> None:
+    """As long as they have not been played, and the last one is a round with a test."""
+    play(make(rounds=4), out=tmp_path / "whole")
+    stopped_at(3, tmp_path / "run", rounds=90)
+    play(make(rounds=4), out=tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    stopped_at(3, tmp_path / "few", rounds=90, evaluate=90)
+    before = files(tmp_path / "few")
+    for rounds, least in ((2, 4), (3, 4)):
+        with pytest.raises(
+            BadInput, match=f"rounds is {rounds}, .* set rounds to at least {least}"
+        ):
+            play(make(rounds=rounds, evaluate=90), out=tmp_path / "few", resume=True)
+    assert files(tmp_path / "few") == before
+    run = play(make(rounds=4, evaluate=90), out=tmp_path / "few", resume=True)
+    assert [accuracy is None for accuracy in run.rounds["accuracy"]] == [True, True, True, False]
+
+
+def test_another_target_and_another_evaluate(tmp_path: Path) -> None:
+    stopped_at(2, tmp_path / "run", rounds=9, evaluate=4)
+    run = play(make(rounds=9, evaluate=3), out=tmp_path / "run", resume=True)
+    assert [n for n, each in enumerate(run.rounds["accuracy"], 1) if each is not None] == [3, 6, 9]
+    assert "evaluate = 3" in (tmp_path / "run" / "config.toml").read_text()
+
+    def until(target: float | None) -> int:
+        task = Task(linear, federation([30] * 12))
+        experiment = make(tasks=[task], server=Sgd(), rounds=50, target=target)
+        folder = tmp_path / "target"
+        resume = folder.exists()
+        run = execute(experiment, engine="sequential", out=folder, resume=resume)
+        said = f"\ntarget = {target}\n" if target else "\nseed = 3\n"
+        assert said in (folder / "config.toml").read_text()
+        assert run.summary["rounds"] == run.state.round
+        return run.state.round
+
+    low, high = until(0.7), until(0.85)
+    assert 1 <= low < high < 50
+    assert until(0.7) == high, "a lower target is reached already"
+    assert until(None) == 50
+
+
+KINDS_OF_CHANGE: dict[str, tuple[dict[str, Any], str]] = {
+    "seed": ({"seed": 4}, "seed was 3 and is now 4"),
+    "metrics": ({"metrics": ["cost"]}, 'metrics was not set and is now ["cost"]'),
+    "sampler": ({"sampler": SAMPLERS["full"]()}, 'sampler.name was "uniform" and is now "full"'),
+    "estimator": (
+        {"estimator": StaleVre()},
+        'estimator.name was "unbiased" and is now "stale-vre"',
+    ),
+    "server": ({"server": Adam(lr=0.5)}, "server.lr was 0.01 and is now 0.5"),
+    "devices": ({"devices": rota.Devices(mbps=1)}, "devices.mbps was 20.0 and is now 1"),
+    "availability": (
+        {"availability": Availability(0.5)},
+        "availability.chance was 1.0 and is now 0.5",
+    ),
+    "admission": ({"admission": Admission(9.0)}, "admission.times was not set and is now 9.0"),
+    "task": (
+        {"tasks": [make().tasks[0], replace(make().tasks[1], lr=0.7)]},
+        "task.1.lr was 0.1 and is now 0.7",
+    ),
+    "a task less": ({"tasks": make().tasks[:1]}, "task."),
+}
+
+
+def test_every_kind_of_change_is_looked_at() -> None:
+    """What an experiment consists of may change, or is refused below."""
+    looked_at = {"task" if key == "tasks" else key for key in vars(make()) if key != "policies"}
+    looked_at = (looked_at | KINDS.keys()) - {"shares"}
+    assert looked_at == {*folders.CHANGEABLE, *KINDS_OF_CHANGE} - {"a task less"}
+
+
+@pytest.mark.parametrize(("change", "said"), KINDS_OF_CHANGE.values(), ids=KINDS_OF_CHANGE)
+@pytest.mark.parametrize("edited", [False, True], ids=["given", "edited"])
+def test_nothing_else_may_change(
+    tmp_path: Path, change: dict[str, Any], said: str, edited: bool
+) -> None:
+    """Not by what is given, and not by editing config.toml: the checkpoint knows what it was made with."""
+    change = {"sampler": Uniform(2), **change}
+    stopped_at(2, tmp_path, sampler=Uniform(2))
+    if edited:
+        text = tomli_w.dumps(describe(make(**change)))
+        (tmp_path / "config.toml").write_text("# tried something\n" + text)
+    before = files(tmp_path)
+    with pytest.raises(BadInput, match=re.escape(said)) as refused:
+        play(make(rounds=9, target=None, **change), out=tmp_path, resume=True)
+    assert f"the run in {tmp_path} was made with another configuration" in str(refused.value)
+    assert "rounds was" not in str(refused.value)
+    assert files(tmp_path) == before
+
+
+def test_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    """It was copied here, with its lines or without."""
+    for seed in (3, 4):
+        stopped_at(2, tmp_path / str(seed), seed=seed)
+    shutil.rmtree(tmp_path / "3" / "checkpoint")
+    shutil.copytree(tmp_path / "4" / "checkpoint", tmp_path / "3" / "checkpoint")
+    for name in ("rounds.jsonl", "data.json"):
+        before = files(tmp_path / "3")
+        with pytest.raises(BadInput, match=r"\(seed was 4 and is now 3\): resume it with the one"):
+            play(make(seed=3), out=tmp_path / "3", resume=True)
+        assert files(tmp_path / "3") == before
+        shutil.copy(tmp_path / "4" / name, tmp_path / "3" / name)
+
+
+def test_config_toml_keeps_its_words_where_nothing_changes(tmp_path: Path) -> None:
+    stopped_at(2, tmp_path)
+    text = "# for the paper, figure 3\n" + (tmp_path / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(text)
+    play(make(), out=tmp_path, resume=True)
+    assert (tmp_path / "config.toml").read_text() == text
+    play(make(rounds=5), out=tmp_path, resume=True)
+    assert "rounds = 5" in (tmp_path / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(text + "\n[day]\nof = 2026-01-01\n")
+    with pytest.raises(BadInput, match=r'day\.of was "2026-01-01" and is now not set'):
+        play(make(rounds=5), out=tmp_path, resume=True)
+
+
+def test_a_run_with_rounds_left_has_no_summary(tmp_path: Path) -> None:
+    """Its report would take it for a run that has ended."""
+    play(make(), out=tmp_path)
+    assert (tmp_path / "summary.json").exists()
+    with pytest.raises(Interrupted):
+        play(make(rounds=6), out=tmp_path, resume=True, watch=stop_after(5, KeyboardInterrupt()))
+    assert not (tmp_path / "summary.json").exists()
+    play(make(rounds=6), out=tmp_path, resume=True)
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 6
+
+
+def test_killed_at_every_file_operation_of_more_rounds(tmp_path: Path, every_round: None) -> None:
+    play(make(rounds=2), out=tmp_path / "short")
+    play(make(rounds=3), out=tmp_path / "whole")
+    operation, status = 0, 137
+    while status == 137:
+        operation += 1
+        folder = tmp_path / str(operation)
+        shutil.copytree(tmp_path / "short", folder)
+        status = die_at(operation, False, make(rounds=3), folder)
+        go_on(make(rounds=3), folder)
+        assert contents(folder) == contents(tmp_path / "whole"), f"operation {operation}"
+        assert tidy(folder)
+    assert status == 0
+    assert operation > 20
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_takes_more_rounds(tmp_path: Path, sampler: str) -> None:
+    """Some are tuned to the number of rounds; none may rely on it."""
+    member = SAMPLERS[sampler]
+
+    def run(rounds: int, resume: bool) -> Run:
+        more = PARTNERS.get(member, {})
+        experiment = make(sampler=member(), rounds=rounds, **more)
+        return execute(experiment, engine="sequential", out=tmp_path, resume=resume)
+
+    run(2, False)
+    assert run(6, True).state.round == 6
 
 
 # ---- the process dies, without time for anything
@@ -997,7 +1195,7 @@ def test_any_damage_is_noticed(place: Path, data: st.DataObject) -> None:
     path.write_bytes(content)
     logging.disable()
     try:
-        assert checkpoint.load(place, state) is None
+        assert checkpoint.load(place, state, lambda _: None) is None
     finally:
         logging.disable(logging.NOTSET)
 

@@ -13,6 +13,7 @@ import json
 import logging
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,25 +62,26 @@ def save(folder: Path, state: State, wall_seconds: float, config: dict[str, Any]
 
 
 class Loaded(NamedTuple):
-    """A checkpoint: its state, the wall-clock seconds spent until it, and its configuration."""
+    """A checkpoint: its state, and the wall-clock seconds spent until it."""
 
     state: State
     wall_seconds: float
-    config: dict[str, Any]
 
 
-def load(folder: Path, like: State) -> Loaded | None:
+def load(folder: Path, like: State, check: Callable[[dict[str, Any]], None]) -> Loaded | None:
     """The newest checkpoint that is whole; None if there is none.
 
     `like` is the run's first state: the checkpoint must have its models' sizes, and goes to its
-    device. Damaged checkpoints are removed, or `save` would take their rounds as saved.
+    device. `check` may refuse the checkpoint's configuration, before anything is read into `like`.
+    Damaged checkpoints are removed, or `save` would take their rounds as saved.
     """
     damaged, found = [], None
     for path in reversed(_rounds(folder)):
         numbers = _numbers(path)
         if numbers is not None:
+            check(numbers["config"])
             state = _state(load_file(path / TENSORS), numbers, like, path)
-            found = Loaded(state, numbers["wall_seconds"], numbers["config"])
+            found = Loaded(state, numbers["wall_seconds"])
             break
         damaged.append(path)
     for path in damaged:

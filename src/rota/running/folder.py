@@ -75,11 +75,12 @@ class Folder:
         A checkpoint has the configuration that it was made with, so an edited config.toml and
         another run's checkpoint are refused.
         """
-        state, wall = like, 0.0
-        found = checkpoint.load(self.path / "checkpoint", like)
-        if found:
-            _refuse_other(self.path / "checkpoint", found.config, self.config)
-            state, wall = found.state, found.wall_seconds
+
+        def check(made_with: dict[str, Any]) -> None:
+            _refuse_other(self.path, made_with, self.config)
+
+        found = checkpoint.load(self.path / "checkpoint", like, check)
+        state, wall = found or (like, 0.0)
         lines = self._lines()
         if len(lines) < state.round:
             raise BadInput(
@@ -149,16 +150,16 @@ class Folder:
         """
         path, names = self.path / "data.json", experiment.names
         found = {n: describe(task.data) for n, task in zip(names, experiment.tasks, strict=True)}
-        before = found
-        if path.exists():
-            before = read_json(path, "fix it, or start again with another --out")
+        if not path.exists():
+            write(path, json.dumps(found) + "\n")
+            return
+        before = read_json(path, "fix it, or start again with another --out")
         for name in found:
             if before.get(name) != found[name]:
                 raise BadInput(
                     f"the data of '{name}' are not the data that the run in {self.path} started "
                     "with: use the same data, or another --out"
                 )
-        write(path, json.dumps(found) + "\n")
 
     def write_models(self, experiment: Experiment, state: State) -> None:
         """models/NAME.safetensors: the models by their modules' own tensor names."""
@@ -188,7 +189,7 @@ def _plain(config: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(config, default=str)))
 
 
-def _refuse_other(place: Path, made_with: dict[str, Any], config: dict[str, Any]) -> None:
+def _refuse_other(folder: Path, made_with: dict[str, Any], config: dict[str, Any]) -> None:
     """Refuse to resume with another configuration, and say what differs."""
     before, now = (
         {key: value for key, value in _plain(each).items() if key not in CHANGEABLE}
@@ -196,7 +197,6 @@ def _refuse_other(place: Path, made_with: dict[str, Any], config: dict[str, Any]
     )
     differs = differences(before, now)
     if differs:
-        folder = place if (place / "config.toml").exists() else place.parent
         raise BadInput(
             f"the run in {folder} was made with another configuration ({differs}): resume it "
             f"with the one it was made with (only {', '.join(CHANGEABLE)} may change)"

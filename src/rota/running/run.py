@@ -20,7 +20,7 @@ from rota.running.check import check
 from rota.running.describe import describe
 from rota.running.record import Record, columns, reached
 from rota.running.summary import refuse_fewer, refuse_stuck, summarise
-from rota.running.watch import Watch, Watcher, tell_end, watchers
+from rota.running.watch import Watch, Watcher, tell, watchers
 from rota.sampling import Sampler
 from rota.sampling.metrics import Meter
 
@@ -162,9 +162,9 @@ def _watched(
             begun.append(each)
         finished = _play(experiment, machine, state, folder, told)
     except BaseException as error:
-        tell_end(begun, error)
+        tell([each.end for each in begun], error)
         raise
-    tell_end(begun, finished.summary)
+    tell([each.end for each in begun], finished.summary)
     return finished
 
 
@@ -202,8 +202,7 @@ def _play(
                 folder.append(entry)
             state = after  # only now: a checkpoint must not be ahead of the lines
             records.append(entry)
-            for each in told:
-                each.round(entry)
+            tell([each.round for each in told], entry)
             refuse_stuck(experiment, records)
             done = reached(entry, experiment.target)
             if folder and time.monotonic() - saved > pause:

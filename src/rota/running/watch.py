@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rota.errors import BadInput
 from rota.running.record import Record
+
+News = TypeVar("News")
 
 
 class Watcher(Protocol):
@@ -60,8 +62,8 @@ def _watches(thing: Any) -> bool:
     return all(hasattr(thing, method) for method in ("begin", "round", "end"))
 
 
-def tell_end(told: list[Watcher], ended: dict[str, Any] | BaseException) -> None:
-    """Tell all watchers how the run ended, even if one of them fails at that."""
+def tell(calls: Sequence[Callable[[News], object]], news: News) -> None:
+    """Make all of the calls in order, even if one of them fails."""
     with ExitStack() as stack:
-        for each in reversed(told):
-            stack.callback(each.end, ended)
+        for call in reversed(calls):
+            stack.callback(call, news)
