@@ -556,6 +556,39 @@ def test_stacks_are_made_while_the_caller_uses_the_gpu() -> None:
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("where", ["token", "negative token", "label", "first token"])
+@pytest.mark.parametrize("name", ["mmfl_lstm", "lstm_shakespeare"])
+def test_an_index_outside_of_a_table_costs_its_own_client_the_row(name: str, where: str) -> None:
+    """A GPU would stop for good at the first such lookup, or a stack would read another row's table."""
+    spoilt = 0 if where == "first token" else 2
+    experiments = []
+    for wrong in (False, True):
+        data = texts(6)
+        at = int(data.train.offsets[spoilt]) + (0 if spoilt == 0 else 5)
+        if wrong and where == "label":
+            data.train.y[at] = 80
+        elif wrong:
+            data.train.x[at, 3] = -1 if where == "negative token" else 80
+        experiments.append(Experiment([Task(MODELS[name], data, lr=0.05, batch=10)]))
+    sound, wrong_one = experiments
+    first = make("batched", sound, "cuda")
+    expected = updates(first, first.initial(), pairs([0, 1, 2, 3]))
+    fails = not (name == "lstm_shakespeare" and "token" in where)  # which looks nothing up
+    for engine_name in ("batched", "sequential"):
+        engine = make(engine_name, wrong_one, "cuda")
+        for _ in range(2):  # the second time clients are known to be sound
+            reasons, found = {}, {}
+            for chunk in engine.train(whole(engine.initial(), pairs([0, 1, 2, 3]), 1)):
+                for row, update, reason in zip(
+                    chunk.rows.tolist(), chunk.update, chunk.reason, strict=True
+                ):
+                    reasons[row], found[row] = reason, update
+            assert [row for row in range(4) if reasons[row]] == ([spoilt] if fails else [])
+            assert all(apart(found[row], expected[row]) < 2e-3 for row in {0, 1, 2, 3} - {spoilt})
+        losses = engine.losses(whole(engine.initial(), pairs([0, 1, 2, 3]), 1)).loss
+        assert np.isnan(losses).tolist() == [fails and row == spoilt for row in range(4)]
+
+
 def test_cohorts_of_nearly_one_size_share_graphs() -> None:
     task = Task(smooth, federation([12] * 40), batch=5)
     plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))

@@ -20,14 +20,15 @@ import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
 from rota.engine import ENGINES, Batched, Engine, batched, local, make, native, stack
+from rota.engine.flops import step_flops
+from rota.engine.rules import Unbatchable
 from rota.engine.schedule import Schedule, examples_of, grid, local_steps, widths
 from rota.engine.stack import Steps, active, same_gradient
-from rota.engine.trace import Unbatchable
 from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.plan import Chunk, Local, Plan, Task, whole
 from rota.weights import Weights
-from rota.world.devices import Devices, step_flops
+from rota.world.devices import Devices
 
 
 @pytest.fixture(autouse=True, scope="module", params=["native", "stacks"])
@@ -212,12 +213,13 @@ class TestEveryEngine:
         devices = Devices(gflops=2e-6, mbps=0.08, spread=0.4)
         engine = make(name, Experiment([task], devices=devices), "cpu")
         models = engine.initial()
-        speed, link = devices.profile(len(SIZES), 0)
+        profile = devices.profile(len(SIZES), 0)
+        speed, link = profile.speed, profile.link
         flops = 3 * 2 * 4 * 3  # forward and backward of a 4 x 3 product
         for row, (_, _, chunk) in collect(engine, models, pairs([1, 3])).items():
             client = [1, 3][row]
             expected = SIZES[client] * flops / speed[client] + 2 * models[0].nbytes / link[client]
-            assert chunk.seconds[chunk.rows.tolist().index(row)] == pytest.approx(expected)
+            assert chunk.costs.seconds[chunk.rows.tolist().index(row)] == pytest.approx(expected)
         assert speed[1] != speed[3]
 
     def test_m_workers_with_one_step_are_one_machine(self, name: str) -> None:
@@ -356,23 +358,27 @@ class Unused(nn.Linear):
 
 
 ODD = {
-    "mixing": lambda: Mixing(4, 3),
-    "counting": lambda: Counting(4, 3),
-    "frozen": frozen,
-    "unused": Unused,
+    "mixing": (lambda: Mixing(4, 3), "mixes the examples of a mini-batch"),
+    "counting": (lambda: Counting(4, 3), "decides by its values what to compute"),
+    "frozen": (frozen, "has frozen parameters"),
+    "unused": (Unused, "has unused parameters"),
 }
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(
-    kind: str, capsys: pytest.CaptureFixture[str]
+    kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = Task(ODD[kind], federation(SIZES), batch=7, weight_decay=0.1, name="odd")
+    task = Task(ODD[kind][0], federation(SIZES), batch=7, weight_decay=0.1, name="odd")
     plain, fast = (
         make("sequential", Experiment([task]), "cpu"),
         make("batched", Experiment([task]), "cpu"),
     )
-    assert "task 'odd' runs on the sequential engine" in capsys.readouterr().err
+    (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said.startswith(
+        "task 'odd' runs on the sequential engine, one client at a time: its model "
+    )
+    assert ODD[kind][1] in said
     models = plain.initial()
     one, two = (collect(engine, models, pairs([0, 3])) for engine in (plain, fast))
     assert all(torch.equal(one[row][0], two[row][0]) for row in one)
@@ -563,7 +569,7 @@ def test_models_that_differ_in_lr_share_stacks() -> None:
     tasks = [Task(linear, data, lr=lr, name=str(lr)) for lr in (0.01, 0.1, 0.3)]
     plain, fast = (make(engine, Experiment(tasks), "cpu") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
-    assert [family.models for family in fast.families] == [[0, 1, 2]]
+    assert [family.tasks for family in fast.families] == [[0, 1, 2]]
     plan = pairs([0, 0, 2, 3, 2], [0, 1, 1, 2, 2])
     one, two = (collect(engine, plain.initial(), plan) for engine in (plain, fast))
     for row in one:
@@ -583,14 +589,14 @@ def test_models_of_different_data_share_stacks_where_that_is_faster(
     ]
     plain, fast = (make(engine, Experiment(tasks), "cpu") for engine in ("sequential", "batched"))
     assert isinstance(fast, Batched)
-    assert [family.models for family in fast.families] == [[0, 1, 2]]
+    assert [family.tasks for family in fast.families] == [[0, 1, 2]]
     plan = pairs([0, 0, 2, 3, 2, 1, 1], [0, 1, 1, 2, 2, 0, 1])
     one, two = (collect(engine, plain.initial(), plan) for engine in (plain, fast))
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(
-        fast.losses(whole(plain.initial(), plan, 1))[0],
-        plain.losses(whole(plain.initial(), plan, 1))[0],
+        fast.losses(whole(plain.initial(), plan, 1)).loss,
+        plain.losses(whole(plain.initial(), plan, 1)).loss,
         rtol=1e-6,
     )
 
@@ -674,7 +680,7 @@ def test_the_grid_holds_and_wastes_little(n: int) -> None:
 
 
 def test_a_stack_without_memory_is_halved(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernels: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: str
 ) -> None:
     if kernels == "native":
         pytest.skip("the C library has no stacks")
@@ -697,7 +703,7 @@ def test_a_stack_without_memory_is_halved(
     for row in one:
         torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
     assert max(tried) > 2
-    assert "going on with 2 at a time" in capsys.readouterr().err
+    assert "going on with 2 at a time" in caplog.text
     tried.clear()
     collect(fast, plain.initial(), pairs([3, 1, 0, 2, 4]))
     assert max(tried) <= 2, "the next round begins with what fits"

@@ -171,9 +171,9 @@ def test_clients_know_the_statistics_of_their_own_examples_alone(
         for k, (x, y) in zip((1, 1, halves, 1, 1), parts, strict=True)
     ]
     for engine in (batched, plain):
-        loss, count = engine.losses(whole(models, plan, 1))
-        np.testing.assert_allclose(loss, expected, rtol=1e-5)
-        assert count.tolist() == [8, 5, 30, 2, 12]
+        seen = engine.losses(whole(models, plan, 1))
+        np.testing.assert_allclose(seen.loss, expected, rtol=1e-5)
+        assert seen.examples.tolist() == [8, 5, 30, 2, 12]
         score = engine.evaluate(models)[0]
         tests = [
             alone(
@@ -209,10 +209,8 @@ def test_statistics_of_a_shared_test_set_are_those_of_equal_parts(
 def test_a_client_with_a_single_example_has_a_loss() -> None:
     data = federation([1, 6])
     batched, _, models = pair([Task(mixing, data)])
-    loss, _ = batched.losses(
-        whole(models, Plan(np.arange(2), np.zeros(2, np.int64), np.ones(2), np.ones(2)), 1)
-    )
-    assert np.isfinite(loss).all()
+    plan = Plan(np.arange(2), np.zeros(2, np.int64), np.ones(2), np.ones(2))
+    assert np.isfinite(batched.losses(whole(models, plan, 1)).loss).all()
 
 
 def test_a_loss_that_cannot_be_mapped_is_taken_one_model_at_a_time() -> None:

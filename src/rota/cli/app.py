@@ -44,10 +44,11 @@ USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 def status(words: list[str]) -> int:
     """Run a command line and return its exit status. Report each error in one sentence."""
     with loading():
-        from rota.cli.progress import say
+        from rota.cli.progress import messages, say
 
     try:
-        ended = int(app(words, prog_name="rota", standalone_mode=False) or 0)
+        with messages():
+            ended = int(app(words, prog_name="rota", standalone_mode=False) or 0)
         if ended == 130:  # typer's way to pass on a Ctrl-C
             say("rota: interrupted")
         return ended

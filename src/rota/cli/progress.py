@@ -5,6 +5,7 @@ On a terminal it is a live line; elsewhere it is a line of text every few second
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import threading
@@ -34,6 +35,19 @@ def say(text: str) -> None:
     """Print a line on standard error. If nobody reads it (a closed pipe), carry on."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def messages() -> Iterator[None]:
+    """Show what rota logs as lines on standard error."""
+    handler = logging.Handler()
+    handler.emit = lambda record: say(f"rota: {record.getMessage()}")  # type: ignore[method-assign]
+    logger = logging.getLogger("rota")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextmanager

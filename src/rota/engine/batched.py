@@ -9,11 +9,13 @@ rate (a sweep) share their stacks.
 
 from __future__ import annotations
 
-import sys
+import logging
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +24,11 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.engine import native
+from rota.engine.bounds import strays
 from rota.engine.cuda import GraphStack
 from rota.engine.fit import rows_for_a_core, rows_of_results, rows_that_fit
 from rota.engine.local import cores
-from rota.engine.rules import on_gpu
+from rota.engine.rules import Unbatchable, on_gpu
 from rota.engine.schedule import (
     Schedule,
     batches_per_epoch,
@@ -38,8 +41,9 @@ from rota.engine.schedule import (
 )
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
-from rota.engine.stack import Stack, Steps, active, verify
-from rota.engine.trace import Unbatchable
+from rota.engine.stack import Stack, Steps, active, ignores_padding, suits, verify
+from rota.engine.trace import UNKNOWN
+from rota.errors import not_a_clients
 from rota.plan import Chunk, Job, Model, Seen, Task
 from rota.world.devices import Profile
 
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from rota.engine import Options
     from rota.experiment import Experiment
 
+logger = logging.getLogger(__name__)
 SAMPLE = 1024  # examples that a step is traced and tried on, where the data are not on the device
 
 
@@ -62,6 +67,8 @@ class Family:
     native: native.Native | None
     offsets: Array
     first: Array
+    apart: Array
+    """Owners whose data leave the model's tables (bounds.py): the plain engine trains them."""
 
     def owners(self, job: Job, rows: Array) -> Array:
         return np.asarray(self.first[job.task[rows]] + job.plan.client[rows])
@@ -128,25 +135,56 @@ class Batched:
             together.setdefault(signature(task, apart), []).append(model)
         out = []
         for models in together.values():
-            task = self.tasks[models[0]]
-            x, y, offsets, first = self._join(models)
-            if x.device.type != self.device.type:  # they do not fit: a few will do to trace with
-                x, y = x[:SAMPLE].to(self.device), y[:SAMPLE].to(self.device)
-            steps = Steps(task, self.plain.modules[models[0]], x, y, self.autocast)
-            width = int(widths(task, np.diff(offsets), *self.widths).max())
             try:
-                library = self._library(steps, width)
-                if library is None:
-                    verify(steps, width)
-            except Unbatchable as error:
-                name = task.name or task.data.name
-                print(
-                    f"rota: task '{name}' runs on the sequential engine: its model cannot be stacked: {error}",
-                    file=sys.stderr,
+                with warnings.catch_warnings():  # torch's own, about what is tried here
+                    warnings.simplefilter("ignore")
+                    out.append(self._family(models))
+            except Exception as error:  # a user's module may do anything, and one by one it works
+                if not_a_clients(error):
+                    raise
+                why = error if isinstance(error, Unbatchable) else UNKNOWN
+                logger.warning(
+                    "task '%s' runs on the sequential engine, one client at a time: its model %s",
+                    self._name(models[0]),
+                    why,
                 )
-            else:
-                out.append(Family(models, steps, library, offsets, first))
+                logger.debug("why it cannot be stacked:", exc_info=error)
         return out
+
+    def _family(self, models: list[int]) -> Family:
+        """Trace and try the step of some models; raises where that fails."""
+        task = self.tasks[models[0]]
+        x, y, offsets, first = self._join(models)
+        near = x.device.type == self.device.type
+        some = slice(None) if near else slice(SAMPLE)  # what does not fit: a few to trace with
+        steps = Steps(
+            task,
+            self.plain.modules[models[0]],
+            x[some].to(self.device),
+            y[some].to(self.device),
+            self.autocast,
+        )
+        suits(steps)
+        width = int(widths(task, np.diff(offsets), *self.widths).max())
+        apart = strays(steps.of_one(width), x, y, offsets, width)
+        if apart.any():
+            sound = np.flatnonzero(np.repeat(~apart, np.diff(offsets)))
+            steps.keep_to(sound[sound < len(steps.x)])
+            logger.warning(
+                "task '%s': %d of %d clients hold a token or a label outside of the model's tables; "
+                "each of them trains by itself",
+                self._name(models[0]),
+                apart.sum(),
+                len(apart),
+            )
+        ignores_padding(steps, width)
+        library = self._library(steps, width)
+        if library is None:
+            verify(steps, width)
+        return Family(models, steps, library, offsets, first, apart)
+
+    def _name(self, model: int) -> str:
+        return self.tasks[model].name or self.tasks[model].data.name
 
     def _join(self, models: list[int]) -> tuple[Tensor, Tensor, Array, Array]:
         """The data of some models as one array, with Family's `offsets` and `first`. What each model had becomes a part of it."""
@@ -180,7 +218,12 @@ class Batched:
         try:
             made = native.Native(steps)
             native.verify(made, width)
-        except (native.Unsupported, native.Unavailable):
+        except Unbatchable:
+            raise
+        except Exception as error:  # whatever keeps the C library from it
+            if not_a_clients(error):
+                raise
+            logger.debug("why the C library does not train it:", exc_info=error)
             return None
         return made
 
@@ -213,20 +256,36 @@ class Batched:
         if sum(len(rows) for _, rows, _ in groups) < len(job.plan):
             stacked = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
             yield from self._one_by_one(job, np.setdiff1d(np.arange(len(job.plan)), stacked))
-        waiting: deque[Callable[[], list[Chunk]]] = deque()
+        waiting: deque[tuple[Array, Callable[[], list[Chunk]]]] = deque()
+        failed: list[Array] = []
+
+        def done() -> list[Chunk]:
+            rows, finish = waiting.popleft()
+            try:
+                return finish()
+            except Exception as error:  # a user's module may raise anything, for one client's data
+                if not_a_clients(error):
+                    raise
+                logger.debug("a stack failed:", exc_info=error)
+                failed.append(rows)
+                return []
+
+        finish: Callable[[], list[Chunk]]
         for f, rows, width in groups:  # results are taken in order, and only a few wait
-            library = self.families[f].native
             if self.device.type == "cuda" and len(groups) == 1:
                 # nothing else runs meanwhile, and handing over to a thread takes time
-                yield from self._train(job, f, rows, width)
-            elif library is None:
-                waiting.append(self.threads.submit(self._train, job, f, rows, width).result)
+                finish = partial(self._train, job, f, rows, width)
+            elif self.families[f].native is None:
+                finish = self.threads.submit(self._train, job, f, rows, width).result
             else:
-                waiting.append(self._start_native(job, self.families[f], library, rows, width))
+                finish = self._start_native(job, f, rows, width)
+            waiting.append((rows, finish))
             if len(waiting) > 2 * self.workers:
-                yield from waiting.popleft()()
+                yield from done()
         while waiting:
-            yield from waiting.popleft()()
+            yield from done()
+        if failed:  # now that no other thread traces
+            yield from self._one_by_one(job, np.concatenate(failed))
 
     def _one_by_one(self, job: Job, rows: Array) -> Iterator[Chunk]:
         """The sequential engine on some rows."""
@@ -240,6 +299,7 @@ class Batched:
         """
         task, first = family.steps.task, family.tasks[0]
         rows = np.flatnonzero(np.isin(job.task, family.tasks))
+        rows = rows[~family.apart[family.owners(job, rows)]]
         sizes = family.sizes(job, rows)
         steps = local_steps(task, sizes, self.plain.least[first])
         wide = widths(task, sizes, *self.widths)
@@ -269,10 +329,10 @@ class Batched:
                 raise
             self.graphs = {key: held for key, held in self.graphs.items() if key[:2] != (f, width)}
             self.most[f, width] = -(-len(rows) // 2)
-            print(
-                f"rota: no memory for a stack of {len(rows)} rows: going on with "
-                f"{self.most[f, width]} at a time",
-                file=sys.stderr,
+            logger.warning(
+                "no memory for a stack of %d rows: going on with %d at a time",
+                len(rows),
+                self.most[f, width],
             )
         torch.cuda.empty_cache()
         halves = np.split(rows, [self.most[f, width]])
@@ -346,10 +406,11 @@ class Batched:
         results = (update, buffers, loss, todo.steps, todo.examples, norm)
         return [self._chunk(job, rows, model, *results) for model in present.tolist()]
 
-    def _start_native(
-        self, job: Job, family: Family, library: native.Native, rows: Array, width: int
-    ) -> Callable[[], list[Chunk]]:
+    def _start_native(self, job: Job, f: int, rows: Array, width: int) -> Callable[[], list[Chunk]]:
         """Begin to train rows with the C library, on all idle cores; what is returned waits for them."""
+        family = self.families[f]
+        library = family.native
+        assert library is not None
         task, least = family.steps.task, self.plain.least[family.tasks[0]]
         clients, sizes, tasks = job.plan.client[rows], family.sizes(job, rows), job.task[rows]
         present, of, start, buffers = self._starts(job, rows)

@@ -34,6 +34,8 @@ class GraphStack:
         self.stack = Stack(steps, rows, width, fused)
         self.x, self.y = x, y
         self.index = torch.zeros(longest, rows, width, dtype=torch.int64, device=x.device)
+        if x is steps.x:  # what is captured, and idle rows, must train on examples without errors
+            self.index += steps.places[0]
         self.weight = torch.zeros(longest, rows, width, dtype=steps.dtype, device=x.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool = pool

@@ -33,7 +33,7 @@ def rows_that_fit(steps: Steps, width: int) -> int:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     stack = Stack(steps, 2, width, steps.plain)
-    index = torch.zeros(2, width, dtype=torch.int64, device=steps.x.device)
+    index = steps.some(width).expand(2, -1)
     stack.advance(
         2,
         steps.x[index],

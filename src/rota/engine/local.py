@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from rota import rng
 from rota.data.federation import Part
+from rota.errors import not_a_clients
 from rota.plan import Task
 
 DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders
@@ -143,8 +144,13 @@ _MASKED = {F.dropout, *_WHOLE_CHANNELS}
 def uses_dropout(module: nn.Module, x: Tensor) -> bool:
     """Whether a training pass draws any dropout mask (the context costs a little on every torch call, so only then)."""
     probe = Dropout(rng.as_tensor([0])[0].to(x.device))
-    with torch.no_grad(), probe:
-        copy.deepcopy(module).train()(x)
+    try:
+        with torch.no_grad(), probe:
+            copy.deepcopy(module).train()(x)
+    except Exception as error:  # what is wrong with these examples shows when their client trains
+        if not_a_clients(error):
+            raise
+        return True
     return probe.calls > 0
 
 
@@ -165,4 +171,7 @@ def smallest_batch(module: nn.Module, x: Tensor) -> int:
             copy.deepcopy(module).train()(x)
     except ValueError:
         return 2
+    except Exception as error:  # as above
+        if not_a_clients(error):
+            raise
     return 1

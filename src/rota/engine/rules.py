@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import importlib.util
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from rota.engine import local
 
 aten = torch.ops.aten
+
+
+class Unbatchable(Exception):
+    """A module that cannot be traced or stacked. The message goes after the words "its model"."""
 
 
 class Rows(fx.Interpreter):
@@ -40,14 +46,15 @@ class Rows(fx.Interpreter):
         if done is not None:
             return done
 
-        def one(*tensors: Tensor) -> Any:
+        def one(function: Callable[..., Any], *tensors: Tensor) -> Any:
             mine = list(leaves)
             for place, tensor in zip(places, tensors, strict=True):
                 mine[place] = tensor
             one_args, one_kwargs = tree_unflatten(mine, spec)
-            return node.target(*one_args, **one_kwargs)  # type: ignore[operator]
+            return function(*one_args, **one_kwargs)
 
-        return torch.vmap(one)(*(leaves[place] for place in places))
+        tensors = [leaves[place] for place in places]
+        return mapped(node.target, one, tensors)
 
     def _everywhere(self, constant: Any) -> Any:
         """A constant is the same in all rows, and gets a row axis of its own."""
@@ -60,6 +67,46 @@ class Rows(fx.Interpreter):
     def run_rows(self, rows: int, *inputs: Any) -> Any:
         self.rows = rows
         return self.run(*inputs)
+
+
+def mapped(target: Any, one: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+    """Map one(operator, *tensors) over the rows. Results that are None (a gradient that is not asked for) stay None.
+
+    An operator that vmap has no rule for is taken apart into simpler ones, where torch knows how.
+    """
+    form: list[tuple[Any, list[bool]]] = []
+
+    def tensors_alone(function: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
+        def call(*row: Tensor) -> tuple[Tensor, ...]:
+            results, spec = tree_flatten(one(function, *row))
+            form[:] = [(spec, [result is not None for result in results])]
+            return tuple(result for result in results if result is not None)
+
+        return call
+
+    try:
+        with without_loops():
+            found = torch.vmap(tensors_alone(target))(*tensors)
+    except RuntimeError:
+        if target not in decomposition_table:
+            raise
+        with without_loops():
+            found = torch.vmap(tensors_alone(decomposition_table[target]))(*tensors)
+    spec, there = form[0]
+    each = iter(found)
+    return tree_unflatten([next(each) if real else None for real in there], spec)
+
+
+@contextmanager
+def without_loops() -> Iterator[None]:
+    """Where vmap has no rule for an operator it loops over the rows, slowly, and warns; here it raises RuntimeError instead."""
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -185,6 +232,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     ),  # what is contiguous for one may not be so in a stack
     torch.ops.rota.uniform.default: local.uniform,
     torch.ops.rota.uniform_at.default: local.uniform_at,
+    aten.lift_fresh_copy.default: torch.clone,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.convolution.default: _convolution,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from rota.data.federation import Federation
 from rota.engine import local
 from rota.engine.functional import Forward, takes_statistics
 from rota.engine.local import cores
+from rota.engine.rules import without_loops
 from rota.plan import Model, Task
 from rota.weights import Weights
 
@@ -190,8 +190,7 @@ class Scorer:
     def _agree(self, pair: list[Model], x: Tensor, y: Tensor) -> bool:
         plain = torch.cat([self._plain(model)(x, y, None)[0] for model in pair])
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # vmap warns where it only loops
+            with without_loops():
                 stacked, _ = self._stacked(pair)(x, y, None)
         except Exception:  # a user's module or loss may do anything; one at a time it works
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rota import rng, weights
 from rota.arrays import Array
 from rota.engine import local
+from rota.engine.bounds import guarded
 from rota.engine.flops import step_flops
 from rota.engine.score import Score, Scorer, forward
 from rota.errors import not_a_clients, what_and_where
@@ -49,10 +50,13 @@ class Sequential:
         self.start = [Model(t, weights.read(module)) for t, module in enumerate(self.modules)]
         held = {id(task.data): local.on_device(task.federation.train, device) for task in tasks}
         self.data = [held[id(task.data)] for task in tasks]
+        self.sound = [np.zeros(task.roster.clients, bool) for task in tasks]
+        """Whose data are known to stay inside the model's tables; only used on a GPU."""
         self.dropout, self.least = [], []
-        for module, (x, _) in zip(self.modules, self.data, strict=True):
-            self.dropout.append(local.uses_dropout(module, x[:2].to(device)))
-            self.least.append(local.smallest_batch(module, x[:1].to(device)))
+        with guarded(device):
+            for module, (x, _) in zip(self.modules, self.data, strict=True):
+                self.dropout.append(local.uses_dropout(module, x[:2].to(device)))
+                self.least.append(local.smallest_batch(module, x[:1].to(device)))
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
@@ -127,7 +131,8 @@ class Sequential:
         if not steps:
             return start, float("nan"), 0, 0, local.TOO_FEW
         total = torch.zeros((), device=self.device, dtype=torch.float64)
-        with torch.random.fork_rng(devices=[]):
+        whole = task.steps is None and self.least[model] == 1
+        with torch.random.fork_rng(devices=[]), self._guarded(model, client, whole):
             # for modules that draw random numbers in other ways than dropout
             torch.default_generator.manual_seed(key)
             for step, batch in enumerate(steps):
@@ -148,6 +153,20 @@ class Sequential:
         examples = sum(len(batch) for batch in steps)
         return weights.read(module), float(total) / len(steps), len(steps), examples, ""
 
+    @contextmanager
+    def _guarded(self, model: int, clients: int | Array, whole: bool) -> Iterator[None]:
+        """On a GPU, turn an index outside of a table into an error: the device itself would stop for good.
+
+        The checks are slow. They end for a client once a pass over its whole data went well.
+        """
+        if self.device.type != "cuda" or self.sound[model][clients].all():
+            yield
+            return
+        with guarded(self.device):
+            yield
+        if whole:
+            self.sound[model][clients] = True
+
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
@@ -164,11 +183,13 @@ class Sequential:
             weights.load(self.modules[task].eval(), job.models[s].weights)
             places, sizes = self._examples(task, plan.client[rows], job.now, examples)
             try:
-                loss = self._means(task, places, sizes)
+                with self._guarded(task, plan.client[rows], examples is None):
+                    loss = self._means(task, places, sizes)
             except Exception as error:  # as in `train`; one by one, we see which client fails
                 if not_a_clients(error):
                     raise
-                loss = np.array([self._mean(task, part) for part in places.split(sizes.tolist())])
+                parts = zip(plan.client[rows], places.split(sizes.tolist()), strict=True)
+                loss = np.array([self._mean(task, client, part) for client, part in parts])
             seen.loss[rows], seen.examples[rows] = loss, sizes
             costs = self.profile.costs(job, rows, self.flops[task], sizes)
             seen.costs.seconds[rows], seen.costs.computing[rows] = costs.seconds, costs.computing
@@ -183,10 +204,11 @@ class Sequential:
         each = self._losses(s, places, sizes).double().cpu().numpy()
         return np.asarray(np.bincount(np.repeat(np.arange(len(sizes)), sizes), each) / sizes)
 
-    def _mean(self, s: int, places: Tensor) -> float:
+    def _mean(self, s: int, client: int, places: Tensor) -> float:
         """One client's mean loss; NaN where that raises."""
         try:
-            return float(self._means(s, places, np.array([len(places)]))[0])
+            with self._guarded(s, client, False):
+                return float(self._means(s, places, np.array([len(places)]))[0])
         except Exception as error:
             if not_a_clients(error):
                 raise

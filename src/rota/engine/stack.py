@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from rota import weights
+from rota.arrays import Array
 from rota.engine import local
+from rota.engine.rules import Unbatchable
 from rota.engine.schedule import grid
-from rota.engine.trace import Layout, Unbatchable, directly, fuse, resize, stack, trace
+from rota.engine.trace import Layout, directly, fuse, resize, stack, trace
 from rota.plan import Task
 
 Step = Callable[..., None]
@@ -22,6 +24,8 @@ TOLERANCE = (
     0.02  # between a stacked and a plain gradient: far above rounding, far below a wrong formula
 )
 ROUGH = 0.2  # the same where both are rounded to bfloat16
+PADDING = 1e-4  # what other padding may change of a gradient, in parts of it: rounding alone
+SAMPLE = 1 << 16
 TRIALS = 3
 TRACER = threading.Lock()
 """Stacks run in threads, and torch's tracer takes one at a time."""
@@ -41,6 +45,8 @@ class Steps:
         self.task, self.module, self.x, self.y, self.autocast = task, module, x, y, autocast
         self.params, self.buffers = Layout.params(module), Layout.buffers(module)
         self.dtype = next(module.parameters()).dtype
+        self.places = torch.arange(min(len(x), SAMPLE), device=x.device)
+        """Examples that steps are traced and tried on."""
         self.plain = (
             task.optimizer == "sgd"
             and task.clip is None
@@ -65,9 +71,12 @@ class Steps:
     def _between(self, rows: int, width: int, fused: bool) -> fx.GraphModule | None:
         """The step from those of two and three rows, or from those of the first two widths, if there are any."""
         if rows > 3:
-            return resize(
-                self._get(2, width, fused), self._get(3, width, fused), Fraction(rows - 2)
-            )
+            try:
+                return resize(
+                    self._get(2, width, fused), self._get(3, width, fused), Fraction(rows - 2)
+                )
+            except Unbatchable:  # another number of rows is another computation
+                return None
         if width not in self.ends and len(self.ends) < 2:
             self.ends.append(width)
         if width in self.ends:
@@ -107,17 +116,32 @@ class Steps:
                 self.traced[rows, width] = self._traced(rows, width)
         return self.traced[rows, width]
 
+    def some(self, width: int, after: int = 0) -> Tensor:
+        """The places of `width` examples, from the sample's `after`-th on, round and round."""
+        number = torch.arange(width, device=self.places.device) + after
+        return self.places[number % len(self.places)]
+
+    def keep_to(self, places: Array) -> None:
+        """Trace and try steps on these examples only."""
+        if not len(places):
+            raise Unbatchable("has tables that no client's data stay inside of")
+        self.places = torch.from_numpy(places[:SAMPLE]).to(self.x.device)
+
+    def of_one(self, width: int) -> fx.GraphModule:
+        """One client's step, as it was traced."""
+        with TRACER:
+            return self._trace(1, width)
+
     def _traced(self, rows: int, width: int) -> fx.GraphModule:
         device = self.x.device
-        pick = torch.arange(width, device=device) % len(self.x)
+        pick = self.some(width)
         if rows == 1:
             return trace(self.task, self.module, self.x[pick], self.y[pick], self.autocast)
-        params = self.params.views(
-            torch.empty(rows, self.params.numel, device=device, dtype=self.dtype)
-        )
-        buffers = self.buffers.views(
-            torch.empty(rows, self.buffers.numel, device=device, dtype=self.dtype)
-        )
+        start = weights.read(
+            self.module
+        )  # operators may look at the values that they are traced with
+        params = self.params.views(start.params.repeat(rows, 1))
+        buffers = self.buffers.views(start.buffers.repeat(rows, 1))
         weight = torch.ones(rows, width, device=device, dtype=self.dtype)
         key, number = torch.zeros(2, rows, dtype=torch.int64, device=device)
         x, y = self.x[pick.expand(rows, -1)], self.y[pick.expand(rows, -1)]
@@ -261,6 +285,39 @@ def active(steps: list[int], room: int) -> list[int]:
     return out
 
 
+def suits(steps: Steps) -> None:
+    """Raise Unbatchable where a module cannot be trained in stacks, for a reason that shows without a step."""
+    tensors = [*steps.module.parameters(), *steps.module.buffers()]
+    kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if len(kinds) > 1:
+        raise Unbatchable("has parameters and buffers of several number types")
+    if steps.dtype not in (torch.float32, torch.float64):
+        raise Unbatchable(f"has {str(steps.dtype).removeprefix('torch.')} parameters")
+    if not all(parameter.requires_grad for parameter in steps.module.parameters()):
+        raise Unbatchable("has frozen parameters")
+
+
+def ignores_padding(steps: Steps, width: int) -> None:
+    """Raise Unbatchable if the examples that fill up a mini-batch change what the others' gradient is."""
+    real = max(1, width // 2)
+    if real == width:
+        return
+    start = weights.read(steps.module)
+    inputs = [*steps.params.views(start.params), *steps.buffers.views(start.buffers)]
+    inside = torch.arange(width, device=steps.x.device) < real
+    key, number = torch.zeros(2, dtype=torch.int64, device=steps.x.device)
+    found = []
+    for after in (width, 2 * width):
+        pick = torch.where(inside, steps.some(width), steps.some(width, after))
+        batch = (steps.x[pick], steps.y[pick], inside.to(steps.dtype) / real)
+        with torch.inference_mode():
+            results = steps.of_one(width)(*inputs, *batch, key, number)
+        found.append(torch.cat([each.flatten().double() for each in results]))
+    one, other = found
+    if not torch.allclose(one, other, rtol=0, atol=PADDING * float(one.norm()), equal_nan=True):
+        raise Unbatchable("mixes the examples of a mini-batch")
+
+
 def verify(steps: Steps, width: int) -> None:
     """Compare a stacked step, half of it padding, with plain autograd on real examples; raises Unbatchable where they differ."""
     real = half(width)
@@ -270,17 +327,13 @@ def verify(steps: Steps, width: int) -> None:
     stack = Stack(steps, 2, width, fused=False)
 
     def trial(number: int) -> None:
-        pick = (torch.arange(width, device=steps.x.device) + number * real) % len(steps.x)
+        pick = steps.some(width, width + number * real)  # not those that it was traced on
+        both = pick.expand(2, -1)
         stack.number.zero_()
         stack.theta.copy_(weights.read(steps.module).params)
         stack.buffers.copy_(weights.read(steps.module).buffers)
         with whole_precision(steps.x.is_cuda):
-            stack.advance(
-                2,
-                steps.x[pick].expand(2, *steps.x[pick].shape),
-                steps.y[pick].expand(2, *steps.y[pick].shape),
-                weight,
-            )
+            stack.advance(2, steps.x[both], steps.y[both], weight)
             same_gradient(steps, stack.gradient, pick[:real], stack.key[0])
 
     repeated(trial)
@@ -318,25 +371,19 @@ def half(width: int) -> int:
 def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> None:
     """Compare gradients [rows, params] with plain autograd's on the examples `pick` in a first step with this key."""
     module = copy.deepcopy(steps.module).train()
-    if not all(parameter.requires_grad for parameter in module.parameters()):
-        raise Unbatchable("some of its parameters are frozen")
     try:
         with (
             local.Dropout(key),
             torch.autocast(steps.x.device.type, steps.autocast, enabled=steps.autocast is not None),
         ):
             outputs = module(steps.x[pick])
-    except ValueError as error:  # BatchNorm, where a mini-batch is a single example
-        raise Unbatchable(str(error)) from error
+    except ValueError as error:
+        raise Unbatchable("normalises over mini-batches of a single example") from error
     loss = steps.task.loss(outputs.float() if steps.autocast else outputs, steps.y[pick]).mean()
     gradient = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
     if any(g is None for g in gradient):
-        raise Unbatchable(
-            "some of its parameters are not used"
-        )  # which an optimiser leaves alone, weight decay and all
+        raise Unbatchable("has unused parameters")  # which an optimiser does not even decay
     plain = torch.cat([g.flatten() for g in gradient])
     apart = float((found - plain).norm() / (plain.norm() * len(found) ** 0.5).clamp(min=1e-12))
     if not apart < (ROUGH if steps.autocast else TOLERANCE):
-        raise Unbatchable(
-            f"its gradient differs from plain training by {apart:.1%} (does it mix the examples of a mini-batch?)"
-        )
+        raise Unbatchable(f"has another gradient when clients are stacked ({apart:.1%} off)")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,34 +22,40 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, grad
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rota.engine.bounds import guarded
 from rota.engine.functional import Functional
-from rota.engine.rules import Rows, on_gpu
+from rota.engine.rules import Rows, Unbatchable, on_gpu
 from rota.plan import Task
 
 aten = torch.ops.aten
-
-
-class Unbatchable(Exception):
-    """A module that cannot be traced or stacked: why, naming the part."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a module's tensors lie in the flat vectors of `Weights`."""
 
-    names: list[str]
+    names: list[list[str]]
+    """Every place that a tensor has in the module: tied weights have several."""
     shapes: list[torch.Size]
 
     @classmethod
     def params(cls, module: nn.Module) -> Layout:
-        pairs = list(module.named_parameters())
-        return cls([n for n, _ in pairs], [t.shape for _, t in pairs])
+        return cls._of(module, "_parameters", module.parameters())
 
     @classmethod
     def buffers(cls, module: nn.Module) -> Layout:
-        pairs = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
-        return cls([n for n, _ in pairs], [t.shape for _, t in pairs])
+        return cls._of(module, "_buffers", (b for b in module.buffers() if b.is_floating_point()))
+
+    @classmethod
+    def _of(cls, module: nn.Module, kind: str, tensors: Iterable[Tensor]) -> Layout:
+        places: dict[Tensor, list[str]] = {tensor: [] for tensor in tensors}
+        for part_name, part in module.named_modules():  # a part with two names comes up once
+            for name, tensor in getattr(part, kind).items():
+                if tensor in places:
+                    places[tensor].append(f"{part_name}.{name}".lstrip("."))
+        return cls([*places.values()], [tensor.shape for tensor in places])
 
     @property
     def numel(self) -> int:
@@ -59,7 +65,7 @@ class Layout:
         """The tensors as views of a flat vector, or of a matrix with one such vector a row."""
         pieces = flat.split([shape.numel() for shape in self.shapes], dim=-1)
         return [
-            piece.view(*flat.shape[:-1], *shape)
+            piece.view((*flat.shape[:-1], *shape))
             for piece, shape in zip(pieces, self.shapes, strict=True)
         ]
 
@@ -80,15 +86,32 @@ def _naming_the_part(module: nn.Module) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        part = (
-            f"'{running[-1]}' ({type(module.get_submodule(running[-1])).__name__})"
-            if running and running[-1]
-            else type(module).__name__
-        )
-        raise Unbatchable(f"{part}: {str(error).splitlines()[0]}") from error
+        inner = running[-1] if running else ""
+        if not inner:
+            raise Unbatchable(_why(error)) from error
+        part = f"'{inner}' ({type(module.get_submodule(inner)).__name__})"
+        raise Unbatchable(f"has a part, {part}, that {_why(error)}") from error
     finally:
         begin.remove()
         end.remove()
+
+
+REASONS = {
+    "_local_scalar_dense": "decides by its values what to compute",
+    "dynamic shape": "decides by its values how much to compute",
+    "index out of range": "is asked for entries that its table does not have",
+    "is outside of": "is asked for entries that its table does not have",
+    "random": "draws random numbers in other ways than dropout",
+}
+
+
+def _why(error: Exception) -> str:
+    """What kept a module from being traced or stacked, in plain words."""
+    text = str(error)
+    return next((why for sign, why in REASONS.items() if sign in text), UNKNOWN)
+
+
+UNKNOWN = "has an operation that is only known for one client at a time"
 
 
 def trace(
@@ -112,14 +135,12 @@ def trace(
         key: Tensor,
         step: Tensor,
     ) -> Any:
-        given = {
-            **dict(zip(params.names, values, strict=True)),
-            **dict(zip(buffers.names, held, strict=True)),
-        }
-        given |= {name: value.clone() for name, value in others.items()}
+        given = {name: value.clone() for name, value in others.items()}
+        for names, value in zip([*params.names, *buffers.names], [*values, *held], strict=True):
+            given |= dict.fromkeys(names, value)
         mode = Functional(key, step, weight != 0)
         with mode, torch.autocast(x.device.type, autocast, enabled=autocast is not None):
-            outputs = functional_call(module, given, (x,))
+            outputs = functional_call(module, given, (x,), tie_weights=False)
         losses = task.loss(outputs.float() if autocast else outputs, y)
         total = (losses * weight).sum()
         new = [
@@ -138,8 +159,18 @@ def trace(
     )  # two tensors: the tracer tells inputs apart by identity
     values = [p.detach() for p in module.parameters()]
     held = [b.detach() for b in module.buffers() if b.is_floating_point()]
-    with _naming_the_part(module), _without_onednn(), _shapes_alone():
-        return make_fx(step)(*values, *held, x, y, weight, key, number)
+    with (
+        _naming_the_part(module),
+        _without_onednn(),
+        _shapes_alone(),
+        sdpa_kernel(SDPBackend.MATH),  # attention in operators that stacks know
+        guarded(x.device),
+    ):
+        traced = make_fx(step)(*values, *held, x, y, weight, key, number)
+    for node in traced.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise Unbatchable(REASONS["random"])
+    return traced
 
 
 @contextmanager
@@ -176,7 +207,7 @@ def stack(one: fx.GraphModule, rows: int, inputs: list[Tensor]) -> fx.GraphModul
         with _shapes_alone():
             return make_fx(lambda *flat: Rows(one).run_rows(rows, *flat))(*inputs)
     except Exception as error:
-        raise Unbatchable(str(error).splitlines()[0]) from error
+        raise Unbatchable(_why(error)) from error
 
 
 SAME_PLACE = {aten.t.default, aten.transpose.int, aten.view.default, aten._unsafe_view.default}
@@ -358,7 +389,7 @@ def _tidy(graph: fx.Graph) -> None:
         elif (
             node.target is aten.mul.Tensor
             and _ones(node.args[0])
-            and _shape(node.args[1]) == _shape(node)
+            and _kind(node.args[1]) == _kind(node)
         ):
             node.replace_all_uses_with(
                 node.args[1]
@@ -384,12 +415,10 @@ def _ones(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.target is aten.ones_like.default
 
 
-def _shape(node: Any) -> object:
-    return (
-        node.meta["tensor_meta"].shape
-        if isinstance(node, fx.Node) and "tensor_meta" in node.meta
-        else None
-    )
+def _kind(node: Any) -> object:
+    """A value's shape and type, where the tracer has noted them."""
+    meta = node.meta.get("tensor_meta") if isinstance(node, fx.Node) else None
+    return None if meta is None else (meta.shape, meta.dtype)
 
 
 def _gpu_products(graph: fx.Graph) -> dict[Any, Any]:

@@ -43,8 +43,8 @@ from rota.engine.native.program import (
     Y,
 )
 from rota.engine.native.translate import translate
+from rota.engine.rules import Unbatchable
 from rota.engine.stack import Steps, half, repeated, same_gradient
-from rota.engine.trace import Unbatchable
 
 __all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]
 
@@ -219,7 +219,7 @@ def verify(native: Native, width: int) -> None:
         rows[name] = value
 
     def trial(number: int) -> None:
-        first = min(number * real, len(native.y) - real)
+        first = min(width + number * real, len(native.y) - real)  # not what it was traced on
         rows["first"] = first
         with ThreadPoolExecutor(1) as thread:
             result = native.start(
