@@ -140,9 +140,10 @@ class Batched:
                     warnings.simplefilter("ignore")
                     out.append(self._family(models))
             except Exception as error:  # a user's module may do anything, and one by one it works
-                if not_a_clients(error):
+                known = isinstance(error, Unbatchable)
+                if not known and not_a_clients(error):
                     raise
-                why = error if isinstance(error, Unbatchable) else UNKNOWN
+                why = error if known else UNKNOWN
                 logger.warning(
                     "task '%s' runs on the sequential engine, one client at a time: its model %s",
                     self._name(models[0]),
@@ -221,7 +222,8 @@ class Batched:
         except Unbatchable:
             raise
         except Exception as error:  # whatever keeps the C library from it
-            if not_a_clients(error):
+            known = isinstance(error, native.Unsupported | native.Unavailable)
+            if not known and not_a_clients(error):
                 raise
             logger.debug("why the C library does not train it:", exc_info=error)
             return None
