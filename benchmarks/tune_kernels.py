@@ -1,11 +1,13 @@
 """Block sizes for the Triton kernels, measured on the GPU that is there.
 
     python benchmarks/tune_kernels.py                         # every case
-    python benchmarks/tune_kernels.py "cnn" --precision bf16  # those whose names hold a word, in another precision
+    python benchmarks/tune_kernels.py "cnn" --precision bf16  # some cases, in another precision
 
-A case is a layer of one of the benchmarks' networks, with the number of clients that train it at once. For each the script prints the time
-at the sizes that rota takes and at the best ones, beside the time that the weights' and images' way through memory would take. Kernels
-are compiled beforehand, on all cores. What it finds goes by hand into the functions `_..._blocks` in src/rota/engine/kernels.
+A case is a layer of one of the benchmarks' networks, with the number of clients that train it at
+once. For each case the script prints the floor (the time of moving weights and images through
+memory), the time at the sizes that rota uses, and the times at the best sizes. Kernels are compiled
+beforehand, on all cores. Enter what you find by hand in the functions `_..._blocks` in
+src/rota/engine/kernels.
 """
 
 from __future__ import annotations
@@ -25,53 +27,56 @@ import torch
 from rota.engine.kernels import common, convolutions, filters, linears
 
 BANDWIDTH = 4.3e12
+"""Bytes per second of one H200's memory."""
 Config = tuple[int, ...]
 Launch = Callable[[Config | None], torch.Tensor]
+Make = Callable[[int, torch.dtype], tuple[Launch, float]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer: its kind, how many rows, its sizes, and the sizes of blocks that are tried."""
+    """A layer, the number of rows, and the block sizes to try.
+
+    `make` returns a function that launches the kernel, and the bytes that it must move.
+    """
 
     name: str
     rows: int
-    make: Callable[[int, torch.dtype], tuple[Launch, float]]
+    make: Make
     configs: list[Config]
 
 
-def forward(
-    batch: int, inputs: int, outputs: int
-) -> Callable[[int, torch.dtype], tuple[Launch, float]]:
+def _parameters(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A linear layer's weight and bias for each row, as views of padded rows of parameters."""
+    size = -(-(inputs + 1) * outputs // 64) * 64
+    theta = torch.randn(rows, size, device="cuda") / inputs**0.5
+    weights = inputs * outputs
+    weight = theta[:, :weights].view(rows, outputs, inputs)
+    return weight, theta[:, weights : weights + outputs]
+
+
+def forward(batch: int, inputs: int, outputs: int) -> Make:
     def make(rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
-        theta = (
-            torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
-        )
+        weight, bias = _parameters(rows, inputs, outputs)
         x = torch.randn(rows, batch, inputs, device="cuda", dtype=dtype)
-        weight, bias = (
-            theta[:, : inputs * outputs].view(rows, outputs, inputs),
-            theta[:, inputs * outputs : (inputs + 1) * outputs],
-        )
-        return lambda config: linears._forward(x, weight, bias, True, config), weight.numel() * 4
+
+        def launch(config: Config | None) -> torch.Tensor:
+            return linears._forward(x, weight, bias, True, config)
+
+        return launch, weight.numel() * 4
 
     return make
 
 
-def backward(
-    batch: int, inputs: int, outputs: int, wanted: bool = True
-) -> Callable[[int, torch.dtype], tuple[Launch, float]]:
+def backward(batch: int, inputs: int, outputs: int, wanted: bool = True) -> Make:
     def make(rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
-        theta = (
-            torch.randn(rows, -(-(inputs + 1) * outputs // 64) * 64, device="cuda") / inputs**0.5
-        )
+        weight, bias = _parameters(rows, inputs, outputs)
         x, dy = (torch.randn(rows, batch, n, device="cuda", dtype=dtype) for n in (inputs, outputs))
-        weight, bias = (
-            theta[:, : inputs * outputs].view(rows, outputs, inputs),
-            theta[:, inputs * outputs : (inputs + 1) * outputs],
-        )
         dy *= 1e-6
-        launch = lambda config: linears._backward(
-            dy, x, weight, 1.0, wanted, weight, bias, True, config
-        )
+
+        def launch(config: Config | None) -> torch.Tensor:
+            return linears._backward(dy, x, weight, 1.0, wanted, weight, bias, True, config)
+
         return launch, weight.numel() * 8
 
     return make
@@ -79,7 +84,7 @@ def backward(
 
 @dataclass(frozen=True)
 class Image:
-    """A convolution: batch, channels, side, outputs, kernel, padding; whether it is pooled, and its input's channels last in memory."""
+    """A convolution. `pool`: it is pooled. `last`: its input has the channels last in memory."""
 
     batch: int
     channels: int
@@ -95,34 +100,29 @@ class Image:
         return self.side + 2 * self.padding - self.kernel + 1
 
     def x(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        shape = (self.channels, self.side, self.side)
-        if self.last:
-            return (
-                torch.randn(rows, self.batch, *shape[1:], self.channels, device="cuda")
-                .to(dtype)
-                .permute(0, 1, 4, 2, 3)
-            )
-        return torch.randn(rows, self.batch, *shape, device="cuda").to(dtype)
+        channels, side = self.channels, self.side
+        if not self.last:
+            return torch.randn(rows, self.batch, channels, side, side, device="cuda").to(dtype)
+        x = torch.randn(rows, self.batch, side, side, channels, device="cuda").to(dtype)
+        return x.permute(0, 1, 4, 2, 3)
 
     def dy(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        return (
-            torch.randn(rows, self.batch, self.out, self.out, self.outputs, device="cuda")
-            .to(dtype)
-            .permute(0, 1, 4, 2, 3)
-        )
+        shape = (rows, self.batch, self.out, self.out, self.outputs)
+        return torch.randn(shape, device="cuda").to(dtype).permute(0, 1, 4, 2, 3)
 
     def convolve(self, rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
         x, depth = self.x(rows, dtype), self.channels * self.kernel**2
-        w = torch.randn(rows, self.outputs, depth, device="cuda").to(
-            dtype if self.last else torch.float32
-        )
+        kind = dtype if self.last else torch.float32
+        w = torch.randn(rows, self.outputs, depth, device="cuda").to(kind)
         bias = torch.randn(rows, self.outputs, device="cuda")
         out = [self.out // 2 if self.pool else self.out] * 2
         y = convolutions._images(x, self.outputs, out, self.pool and self.last)
         more = {"size": [self.kernel] * 2, "by_tap": self.last, "relu": True, "pool": self.pool}
-        launch = lambda config: convolutions._convolve(
-            x, w, bias, [1, 1], [self.padding] * 2, y, **more, config=config
-        )
+        padding = [self.padding] * 2
+
+        def launch(config: Config | None) -> torch.Tensor:
+            return convolutions._convolve(x, w, bias, [1, 1], padding, y, **more, config=config)
+
         return launch, (x.numel() + y.numel()) * x.element_size()
 
     def back(self, rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
@@ -130,25 +130,25 @@ class Image:
         w = torch.randn(rows, self.channels, self.outputs * self.kernel**2, device="cuda").to(dtype)
         dx, around = torch.empty_like(x), [self.kernel - 1 - self.padding] * 2
         more = {"size": [self.kernel] * 2, "by_tap": True, "gate": x}
-        launch = lambda config: convolutions._convolve(
-            dy, w, None, [1, 1], around, dx, **more, config=config
-        )
+
+        def launch(config: Config | None) -> torch.Tensor:
+            return convolutions._convolve(dy, w, None, [1, 1], around, dx, **more, config=config)
+
         return launch, (2 * x.numel() + dy.numel()) * x.element_size()
 
     def weights(self, rows: int, dtype: torch.dtype) -> tuple[Launch, float]:
         x, dy, which = self.x(rows, dtype), self.dy(rows, dtype), None
         if self.pool and not self.last:
             dy = dy[:, :, :, ::2, ::2]
-            which = (
-                torch.randint(0, 4, dy.permute(0, 1, 3, 4, 2).shape, device="cuda")
-                .to(torch.uint8)
-                .permute(0, 1, 4, 2, 3)
-            )
+            places = torch.randint(0, 4, dy.permute(0, 1, 3, 4, 2).shape, device="cuda")
+            which = places.to(torch.uint8).permute(0, 1, 4, 2, 3)
             dy = common.laid_as(which, dy)
         sizes = ([self.kernel] * 2, [1, 1], [self.padding] * 2)
-        return lambda config: filters.weight_gradient(x, dy, *sizes, which, config), (
-            x.numel() + dy.numel()
-        ) * x.element_size()
+
+        def launch(config: Config | None) -> torch.Tensor:
+            return filters.weight_gradient(x, dy, *sizes, which, config)
+
+        return launch, (x.numel() + dy.numel()) * x.element_size()
 
 
 def product(*choices: tuple[int, ...]) -> list[Config]:
@@ -156,19 +156,23 @@ def product(*choices: tuple[int, ...]) -> list[Config]:
 
 
 FORWARD = product((32, 64, 128), (64, 128), (4,), (2, 3, 4))
-BACKWARD = product((32, 64, 128), (32, 64, 128), (4,), (1, 2)) + product(
-    (16, 32), (128, 256), (4, 8), (2, 3)
-)
-POOLED = product((64, 128), (64,), (32,), (4, 8), (1, 2)) + product(
-    (64,), (32, 64), (32,), (4,), (2, 3)
-)
-CONVOLVE = product((64, 128, 256), (32,), (32, 64), (4, 8), (1,)) + product(
-    (64, 128), (32,), (32,), (4, 8), (3,)
-)
+BACKWARD = [
+    *product((32, 64, 128), (32, 64, 128), (4,), (1, 2)),
+    *product((16, 32), (128, 256), (4, 8), (2, 3)),
+]
+POOLED = [
+    *product((64, 128), (64,), (32,), (4, 8), (1, 2)),
+    *product((64,), (32, 64), (32,), (4,), (2, 3)),
+]
+CONVOLVE = [
+    *product((64, 128, 256), (32,), (32, 64), (4, 8), (1,)),
+    *product((64, 128), (32,), (32,), (4, 8), (3,)),
+]
 THIN = product((32, 64, 128, 256), (32,), (32,), (2, 4, 8), (1,))
-WEIGHTS = product((64,), (32,), (32,), (1, 2), (1, 2, 3), (4, 8)) + product(
-    (32,), (32,), (32,), (1, 2, 4), (1, 3), (4,)
-)
+WEIGHTS = [
+    *product((64,), (32,), (32,), (1, 2), (1, 2, 3), (4, 8)),
+    *product((32,), (32,), (32,), (1, 2, 4), (1, 3), (4,)),
+]
 THIN_WEIGHTS = product((32,), (32,), (32, 64, 128), (2, 4), (1,), (8, 32))
 
 PFL1, PFL2 = Image(10, 3, 32, 32, 3, 0, False, False), Image(10, 32, 30, 64, 3, 0, True, True)
@@ -205,7 +209,10 @@ def prepare(precision: str) -> torch.dtype:
 
 
 def compile_some(share: tuple[list[tuple[int, Config]], str]) -> None:
-    """In a process of its own: run each configuration once on two rows, which leaves its code in Triton's cache."""
+    """Run each configuration once on two rows, which leaves its code in Triton's cache.
+
+    This runs in a process of its own.
+    """
     jobs, precision = share
     dtype = prepare(precision)
     held: dict[int, Launch] = {}
@@ -214,12 +221,12 @@ def compile_some(share: tuple[list[tuple[int, Config]], str]) -> None:
             held = {case: CASES[case].make(2, dtype)[0]}
         try:
             held[case](config)
-        except Exception:  # too much shared memory, or a size that does not fit
+        except Exception:  # it needs too much shared memory, or the size does not fit
             continue
 
 
 def seconds(launch: Launch, config: Config | None, repeats: int = 10) -> float:
-    """Of one launch among several in a CUDA graph, where launches cost little."""
+    """The seconds of one launch, among several in a CUDA graph, where launching costs little."""
     launch(config)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -236,7 +243,7 @@ def seconds(launch: Launch, config: Config | None, repeats: int = 10) -> float:
 
 
 def tune(case: Case, dtype: torch.dtype) -> tuple[float, float, list[tuple[float, Config]]]:
-    """The floor, the time at rota's own sizes, and all times, best first."""
+    """The floor, the time at rota's own sizes, and all times, the best first."""
     launch, moved = case.make(case.rows, dtype)
     found = []
     for config in case.configs:
@@ -251,26 +258,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "word",
-        nargs="?",
-        default="",
-        help="only cases whose names hold it; several, separated by commas",
-    )
+    words = "only cases whose names contain this word, or one of several, separated by commas"
+    parser.add_argument("word", nargs="?", default="", help=words)
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="tf32")
     parser.add_argument("--out", type=Path, help="a file for all times, as JSON")
     given = parser.parse_args()
-    chosen = [
-        at
-        for at, case in enumerate(CASES)
-        if any(word in case.name for word in given.word.split(","))
-    ]
+    words = given.word.split(",")
+    chosen = [at for at, case in enumerate(CASES) if any(word in case.name for word in words)]
     processes = max(1, len(os.sched_getaffinity(0)) - 1)
     jobs = [(at, config) for at in chosen for config in CASES[at].configs]
+    shares = [(jobs[start::processes], given.precision) for start in range(processes)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(
-            compile_some, [(jobs[start::processes], given.precision) for start in range(processes)]
-        )
+        pool.map(compile_some, shares)
     dtype = prepare(given.precision)
     everything = {}
     print(f"{given.precision:24}{'floor':>8}{'now':>8}{'best':>8}  microseconds", flush=True)
@@ -278,10 +277,8 @@ def main() -> None:
         floor, now, found = tune(CASES[at], dtype)
         everything[CASES[at].name] = {"now": now, "all": found}
         best = "  ".join(f"{time * 1e6:.1f} {config}" for time, config in found[:4])
-        print(
-            f"{CASES[at].name:24}{floor * 1e6:8.1f}{now * 1e6:8.1f}{found[0][0] * 1e6:8.1f}  {best}",
-            flush=True,
-        )
+        times = f"{floor * 1e6:8.1f}{now * 1e6:8.1f}{found[0][0] * 1e6:8.1f}"
+        print(f"{CASES[at].name:24}{times}  {best}", flush=True)
     if given.out:
         given.out.write_text(json.dumps(everything) + "\n")
 

@@ -25,4 +25,5 @@ def described(device: str) -> str:
     name = processor()
     if device.startswith("cuda"):
         name = f"{torch.cuda.get_device_name()} ({name})"
-    return f"{name}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
+    python = platform.python_version()
+    return f"{name}, {platform.system()}, Python {python}, torch {torch.__version__}"

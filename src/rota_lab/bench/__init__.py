@@ -1,14 +1,13 @@
 """Speed against peers on the same work, in one run: `rota bench WORK`.
 
-Every system trains the same clients in the same rounds, from the same weights, on the same arrays, each in its own process. They run
-one after the other, twice (A B C A B C), because machines are noisy; a system's time is the median over the measured rounds of
-both passes.
+Every system trains the same clients in the same rounds, from the same weights, on the same arrays,
+in a process of its own. The systems run one after the other, twice (A B C A B C), because machines
+are noisy. A system's time is the median over the measured rounds of both passes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import tempfile
 import time
@@ -24,6 +23,7 @@ import rota
 from rota.engine import where
 from rota.engine.local import cores
 from rota.errors import BadInput, did_you_mean
+from rota.files import write
 from rota_lab.bench import growth
 from rota_lab.bench.environment import Skip
 from rota_lab.bench.floors import Floors, Rates, lowest, measure_rates
@@ -39,23 +39,24 @@ __all__ = [
     "bench",
     "chosen",
     "names",
+    "save",
     "short",
     "table",
-    "write",
 ]
 
 PASSES = 2
-MARGIN = (
-    1.5  # a way that took longer than this many times the fastest one's time is not tried again
+MARGIN = 1.5
+"""A way that took more than MARGIN times as long as the fastest way is not tried again."""
+GROWTH = (
+    "Seconds per round as clients (to 1,000,000), cohorts, models and networks grow; rota alone"
 )
-GROWTH = "Seconds a round for 100 to 1,000,000 clients, cohorts of 1 to 1,000, 20 models, and 1,000 CNNs (rota alone)"
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Timings:
-    """A bench's rows, and what they were measured on."""
+    """The rows of a benchmark, and what they were measured on."""
 
     work: str
     rows: list[Row]
@@ -67,7 +68,7 @@ class Timings:
 
 @dataclass
 class Tally:
-    """What a system's runs gave, by way: the measured rounds' seconds, and the models' scores after them."""
+    """The results of a system's runs, by way: seconds of the measured rounds, and final scores."""
 
     seconds: dict[Way, list[float]] = field(default_factory=dict)
     accuracy: dict[Way, list[float]] = field(default_factory=dict)
@@ -84,21 +85,18 @@ class Tally:
         return min(self.medians, key=self.medians.__getitem__)
 
     def contenders(self) -> list[Way]:
-        """The ways that may yet turn out to be the fastest."""
-        return [
-            way
-            for way, seconds in self.medians.items()
-            if seconds <= MARGIN * self.medians[self.best]
-        ]
+        """The ways that may still turn out to be the fastest."""
+        limit = MARGIN * self.medians[self.best]
+        return [way for way, seconds in self.medians.items() if seconds <= limit]
 
 
 def names() -> dict[str, str]:
-    """The works, and a sentence on each."""
+    """The works, with a sentence on each."""
     return {**{work.name: work.summary for work in WORKS.values()}, "growth": GROWTH}
 
 
 def chosen(words: str) -> list[System]:
-    """The peers that a comma-separated list, "all" or "none" names."""
+    """The peers in a comma-separated list, or "all", or "none"."""
     if words in ("all", "none"):
         return list(PEERS.values()) if words == "all" else []
     for word in words.split(","):
@@ -117,9 +115,11 @@ def bench(
     out: Path | None = None,
     say: Callable[[str], None],
 ) -> Timings:
-    """Measure one work. `rounds` are the measured rounds of one pass; what is known is written to `out` after every system's run.
+    """Measure one work. `rounds` is the number of measured rounds per pass.
 
-    `quick` leaves out the second pass and rota's own reference engine, which takes most of the time where many clients train on a GPU.
+    What is known is written to `out` after every run of a system. `quick` leaves out the second
+    pass and rota's reference engine, which takes most of the time where many clients train on a
+    GPU.
     """
     if name not in names():
         raise BadInput(f"unknown work '{name}': {did_you_mean(name, names())}")
@@ -129,17 +129,11 @@ def bench(
     if name == "growth":
         result = Timings(name, growth.measure(device, rounds or 20, say))
     else:
-        result = _compare(
-            WORKS[name],
-            device,
-            [*(OWN[1:] if quick else OWN), *peers],
-            rounds,
-            1 if quick else PASSES,
-            out,
-            say,
-        )
+        systems = [*(OWN[1:] if quick else OWN), *peers]
+        passes = 1 if quick else PASSES
+        result = _compare(WORKS[name], device, systems, rounds, passes, out, say)
     if out:
-        write(result, out)
+        save(result, out)
     return result
 
 
@@ -165,24 +159,17 @@ def _compare(
                 for way in ways(system, device, work.model) if turn == 0 else tally.contenders():
                     say(f"{work.name}: {system.name}, {way.how} ({turn + 1}/{passes})")
                     _add(tally, system, way, folder, device)
-                    if out:  # the machine is probed at the end, when no system needs its memory
-                        write(
-                            Timings(
-                                work.name,
-                                _rows(work, size, None, device, tallies),
-                                size,
-                                finished=False,
-                            ),
-                            out,
-                        )
-    say(f"{work.name}: probing the machine")
+                    if out:
+                        rows = _rows(work, size, None, device, tallies)
+                        save(Timings(work.name, rows, size, finished=False), out)
+    say(f"{work.name}: probing the machine")  # only now, when no system needs its memory
     rates = measure_rates(device)
     least = lowest(size, rates)
     return Timings(work.name, _rows(work, size, least, device, tallies), size, rates, least)
 
 
 def _ready(system: System, device: str) -> Tally:
-    """See to it that a system can run, before any clock does."""
+    """Make sure that a system can run, before any clock does."""
     try:
         find(system, device)
     except Skip as reason:
@@ -191,7 +178,7 @@ def _ready(system: System, device: str) -> Tally:
 
 
 def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> None:
-    """One run more. A system that has another way that works is not skipped for one that does not."""
+    """Add one run. A system is skipped only if none of its ways works."""
     try:
         found = run(system, way, folder, device)
     except Skip as reason:
@@ -208,17 +195,18 @@ def _add(tally: Tally, system: System, way: Way, folder: Path, device: str) -> N
 def _rows(
     work: Work, size: Size, least: Floors | None, device: str, tallies: dict[str, Tally]
 ) -> list[Row]:
-    """A row for every system that has run or cannot."""
-    rows = [
-        _row(work, size, least, device, name, tally)
-        for name, tally in tallies.items()
-        if tally.seconds or tally.skipped
-    ]
-    ours = next((row["seconds_per_round"] for row in rows if row["system"] == "rota-batched"), None)
+    """A row for every system that has run or cannot run."""
+    rows = []
+    ours = None
+    for name, tally in tallies.items():
+        if tally.seconds or tally.skipped:
+            row = _row(work, size, least, device, name, tally)
+            rows.append(row)
+            if name == "rota-batched":
+                ours = row["seconds_per_round"]
     for row in rows:
-        row["ratio"] = (
-            row["seconds_per_round"] / ours if ours and row["seconds_per_round"] else None
-        )
+        seconds = row["seconds_per_round"]
+        row["ratio"] = seconds / ours if ours and seconds else None
     return rows
 
 
@@ -229,14 +217,22 @@ def _row(work: Work, size: Size, least: Floors | None, device: str, name: str, t
         "device": device,
         "seconds_per_round": None,
         "accuracy": None,
+        "data": size.data,
+        "client_steps_per_round": float(np.median(size.steps)),
     }
-    row |= {"data": size.data, "client_steps_per_round": float(np.median(size.steps))}
     if tally.skipped:
         return {**row, "skipped": tally.skipped}
     seconds = np.array(tally.seconds[tally.best])
     steps = np.resize(size.steps, len(seconds))  # the passes have the same cohorts
     row["seconds_per_round"] = float(np.median(seconds))
     row["accuracy"] = _mean(tally.accuracy[tally.best])
+    ways = {}
+    for way, median in tally.medians.items():
+        ways[way.how] = {
+            "seconds_per_round": median,
+            "accuracy": _mean(tally.accuracy[way]),
+            "loss": _mean(tally.loss[way]),
+        }
     return {
         **row,
         "loss": _mean(tally.loss[tally.best]),
@@ -245,72 +241,66 @@ def _row(work: Work, size: Size, least: Floors | None, device: str, name: str, t
         "share_of_floor": least.seconds / row["seconds_per_round"] if least else None,
         "rounds": len(seconds),
         "how": tally.best.how,
-        "ways": {
-            way.how: {
-                "seconds_per_round": median,
-                "accuracy": _mean(tally.accuracy[way]),
-                "loss": _mean(tally.loss[way]),
-            }
-            for way, median in tally.medians.items()
-        },
+        "ways": ways,
         "version": tally.version,
     }
 
 
 def _mean(values: list[float]) -> float | None:
-    """None where a model diverged: JSON has no NaN."""
+    """The mean, or None if a model diverged: JSON has no NaN."""
     mean = float(np.mean(values))
     return mean if np.isfinite(mean) else None
 
 
 def short(value: float) -> str:
-    """Four digits, or all before the point."""
+    """A number with four digits, or with all digits before the point."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def table(result: Timings) -> list[str]:
-    """The result for people: a line a system, and the floors under them."""
+    """The result for people: one line per system, and the floors below them."""
     if result.size is None or result.rates is None or result.floors is None:
         return _growth_table(result)
     size, rates, least = result.size, result.rates, result.floors
-    lines = [
-        f"{'system':16}{'ms/round':>10}{'ratio':>8}{'us/step':>9}{'floor':>7}{'accuracy':>10}  how"
-    ]
+    head = f"{'system':16}{'ms/round':>10}{'ratio':>8}{'us/step':>9}{'floor':>7}{'accuracy':>10}"
+    lines = [f"{head}  how"]
     for row in result.rows:
         if "skipped" in row:
             lines.append(f"{row['system']:16}skipped: {row['skipped']}")
             continue
+        milliseconds = short(row["seconds_per_round"] * 1e3)
         ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
-        lines.append(
-            f"{row['system']:16}{short(row['seconds_per_round'] * 1e3):>10}{ratio:>8}"
-            f"{short(row['microseconds_per_client_step']):>9}{row['share_of_floor']:7.1%}{row['accuracy']:10.2%}  {row['how']}"
-        )
+        step = short(row["microseconds_per_client_step"])
+        line = f"{row['system']:16}{milliseconds:>10}{ratio:>8}{step:>9}"
+        lines.append(f"{line}{row['share_of_floor']:7.1%}{row['accuracy']:10.2%}  {row['how']}")
+    steps, gigaflops = np.median(size.steps), np.median(size.flops) / 1e9
+    per_round = f"{steps:,.0f} client steps, {size.params:,} parameters"
+    products = f"{rates.flops / 1e9:.4g} GFLOP/s of {rates.precision} matrix products"
+    traffic = f"weights read and written once per step, at {rates.bytes / 1e9:.4g} GB/s of copies"
     lines += [
         "",
-        f"data: {size.data}, {size.clients:,} clients; a round: {np.median(size.steps):,.0f} client steps, {size.params:,} parameters",
-        f"arithmetic floor {least.arithmetic * 1e3:.4g} ms: {np.median(size.flops) / 1e9:.4g} GFLOP"
-        f" at {rates.flops / 1e9:.4g} GFLOP/s of {rates.precision} matrix products",
-        f"memory floor {least.memory * 1e3:.4g} ms: weights read and written once a step, at {rates.bytes / 1e9:.4g} GB/s of copies",
-        "ratio: times rota-batched's seconds; floor: share of the higher floor that is reached"
-        " (over 100 % where convolutions need fewer products than their definition)",
+        f"data: {size.data}, {size.clients:,} clients; a round: {per_round}",
+        f"arithmetic floor {least.arithmetic * 1e3:.4g} ms: {gigaflops:.4g} GFLOP at {products}",
+        f"memory floor {least.memory * 1e3:.4g} ms: {traffic}",
+        "ratio: a system's seconds / rota-batched's; floor: the share of the higher floor that is "
+        "reached (over 100 % where convolutions need fewer products than their definition)",
     ]
     return lines
 
 
 def _growth_table(result: Timings) -> list[str]:
-    lines = [
-        f"{'model':10}{'models':>7}{'clients':>10}{'cohort':>8}{'ms/round':>10}{'server ms':>11}{'share':>8}  sampler"
-    ]
+    head = f"{'model':10}{'models':>7}{'clients':>10}{'cohort':>8}{'ms/round':>10}"
+    lines = [f"{head}{'server ms':>11}{'share':>8}  sampler"]
     for row in result.rows:
-        lines.append(
-            f"{row['model']:10}{row['models']:7}{row['clients']:10,}{row['cohort']:8,}{short(row['seconds_per_round'] * 1e3):>10}"
-            f"{row['server_seconds_per_round'] * 1e3:11.4g}{row['server_share']:8.1%}  {row['sampler']}"
-        )
-    return [*lines, "", "server: deciding who trains what, and observing what came back"]
+        seconds, server = short(row["seconds_per_round"] * 1e3), row["server_seconds_per_round"]
+        sizes = f"{row['models']:7}{row['clients']:10,}{row['cohort']:8,}"
+        times = f"{seconds:>10}{server * 1e3:11.4g}{row['server_share']:8.1%}"
+        lines.append(f"{row['model']:10}{sizes}{times}  {row['sampler']}")
+    return [*lines, "", "server: deciding who trains what, and learning from what came back"]
 
 
-def write(result: Timings, path: Path) -> None:
-    """The result with the machine, the date and the versions, as JSON: a whole file at any time."""
+def save(result: Timings, path: Path) -> None:
+    """Write the result with the machine, the date and the versions, as JSON."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     page = {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -333,6 +323,4 @@ def write(result: Timings, path: Path) -> None:
         "finished": result.finished,
         "results": result.rows,
     }
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(page, indent=1) + "\n")
-    draft.replace(path)
+    write(path, json.dumps(page, indent=1) + "\n")

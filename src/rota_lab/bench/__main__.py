@@ -1,4 +1,4 @@
-"""`python -m rota_lab.bench`: what `rota bench` does, where nothing but torch and numpy is installed (a bare GPU machine)."""
+"""`python -m rota_lab.bench`: `rota bench` for machines that have only torch and numpy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def main() -> None:
     parser.add_argument(
         "--peers", default="all", help=f"all, none, or some of {','.join(bench.PEERS)}"
     )
-    parser.add_argument("--rounds", type=int, help="measured rounds of each of the two passes")
+    parser.add_argument("--rounds", type=int, help="measured rounds per pass")
     parser.add_argument(
-        "--quick", action="store_true", help="one pass, and without rota's reference engine"
+        "--quick", action="store_true", help="one pass, without rota's reference engine"
     )
     parser.add_argument(
         "--out",
         type=Path,
-        help="a file for the results, the machine and the versions; written after every run",
+        help="a file for the results, the machine and the versions, written after every run",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()

@@ -1,7 +1,8 @@
-"""The Python that runs a peer: its own virtual environment, made when it is first needed, or what is already there.
+"""The Python that runs a peer: a virtual environment of its own, or the running Python.
 
-Each peer has its own, because peers pin what they need against one another. They lie in the cache folder (`$XDG_CACHE_HOME` or
-`~/.cache`, then `rota/bench/PEER`); removing them is safe.
+Each peer has its own environment, because peers pin versions that exclude one another. It is made
+when it is first needed, in the cache folder (`$XDG_CACHE_HOME` or `~/.cache`, then
+`rota/bench/PEER`). Removing it is safe.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from pathlib import Path
 
 from rota.data.files import cache
 
-PATIENCE = 1800.0  # seconds for one installation
+PATIENCE = 1800.0
+"""The most seconds for one installation."""
 
 
 class Skip(Exception):
-    """A system that cannot be measured here, and why, in one sentence."""
+    """A system cannot be measured here; the message says why in one sentence."""
 
 
 @functools.cache
@@ -27,15 +29,17 @@ def interpreter(
 ) -> tuple[str, list[str]]:
     """The Python for a peer, and the folders to put on its path.
 
-    Its own environment comes first on a CPU. On a GPU the running Python does, where it has the peer: its torch or jax is the one
-    that knows the GPU. For machines without a network, `ROTA_BENCH_WHEELS` names folders (of packages or of pure-Python wheels) or wheels
-    to import from, separated as in PATH.
+    On a CPU the peer's own environment comes first. On a GPU the running Python comes first if it
+    has the peer, since its torch or jax knows the GPU. For machines without a network,
+    `ROTA_BENCH_WHEELS` names what to import from, separated as in PATH: wheels, or folders of
+    packages or of pure-Python wheels.
     """
-    here = (sys.executable, [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p])
+    here = (sys.executable, _paths("PYTHONPATH"))
     if not needs:
         return here
-    places = [p for p in os.environ.get("ROTA_BENCH_WHEELS", "").split(os.pathsep) if p]
-    wheels = [str(path) for place in places for path in (place, *sorted(Path(place).glob("*.whl")))]
+    wheels = []
+    for place in _paths("ROTA_BENCH_WHEELS"):
+        wheels += [place, *map(str, sorted(Path(place).glob("*.whl")))]
     ready = [here, (here[0], [*wheels, *here[1]])]
     if device != "cpu" or wheels:
         for python, paths in ready:
@@ -49,57 +53,46 @@ def interpreter(
         raise
 
 
+def _paths(variable: str) -> list[str]:
+    """The paths in an environment variable."""
+    return [path for path in os.environ.get(variable, "").split(os.pathsep) if path]
+
+
 def imports(python: str, paths: list[str], modules: tuple[str, ...]) -> bool:
-    """Whether that Python has the modules."""
+    """Whether a Python has the modules."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [python, "-c", f"import {', '.join(modules)}"]
-    return (
-        subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def build(name: str, needs: tuple[str, ...]) -> str:
-    """The Python of a peer's virtual environment, which is made if it is not there or was made for something else."""
+    """The Python of a peer's environment, which is made unless it is there for the same needs."""
     folder = cache("bench") / name
     python, note = folder / "bin" / "python", folder / "ready"
     wanted = "\n".join(requirements(needs))
     if not (note.exists() and note.read_text() == wanted and python.exists()):
-        print(
-            f"rota: making a virtual environment for {name} in {folder}; this takes minutes, once",
-            file=sys.stderr,
-            flush=True,
-        )
+        words = f"making a virtual environment for {name} in {folder}; this takes minutes, once"
+        print(f"rota: {words}", file=sys.stderr, flush=True)
         note.unlink(missing_ok=True)
         install([sys.executable, "-m", "venv", "--clear", str(folder)])
-        for requirement in wanted.split(
-            "\n"
-        ):  # in this order: what torch is decides what pip takes for those that need it
-            install(
-                [
-                    str(python),
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--disable-pip-version-check",
-                    requirement,
-                ]
-            )
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for requirement in wanted.split("\n"):  # torch first: it decides what pip takes for others
+            install([*pip, requirement])
         note.write_text(wanted)
     return str(python)
 
 
 def requirements(needs: tuple[str, ...]) -> list[str]:
-    """What to install; "torch" is the version that rota itself runs on, so that all systems have the same."""
+    """What to install. "torch" means the version that rota runs on, so that all systems agree."""
     import torch
 
-    return [
-        f"torch=={torch.__version__.split('+')[0]}" if need == "torch" else need for need in needs
-    ]
+    version = torch.__version__.split("+")[0]
+    return [f"torch=={version}" if need == "torch" else need for need in needs]
 
 
 def install(command: list[str]) -> None:
-    """One step of an installation; raises Skip with the last thing it said."""
+    """Take one step of an installation; if it fails, raise Skip with the reason it gave."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the machine could do at best: its rates, measured by a short probe, and the least time that a round's work takes at them."""
+"""What the machine can do at best: its measured rates, and the least time for a round at them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rota_lab.bench.works import Size
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s of large matrix products, and bytes/s (read and written) of large copies, of the whole device."""
+    """The device's FLOP/s in large matrix products, and bytes/s (read and written) in copies."""
 
     flops: float
     bytes: float
@@ -26,7 +26,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Floors:
-    """The least seconds a round, if only the products or only the weights' traffic took time."""
+    """The least seconds per round, if only products, or only the weights' traffic, took time."""
 
     arithmetic: float
     memory: float
@@ -37,7 +37,7 @@ class Floors:
 
 
 def measure_rates(device: str) -> Rates:
-    """Measure the device: the best of several tries, because a floor is what can be reached."""
+    """Measure the device: the best of several tries, since a floor is the best that is possible."""
     if device == "cuda":
         return _rates_of_gpu()
     side, copied = 1024, 1 << 26
@@ -51,7 +51,7 @@ def measure_rates(device: str) -> Rates:
 
 
 def _best(threads: ThreadPoolExecutor, *jobs: Callable[[], object]) -> float:
-    """The least seconds in which every core does a job (its own, or all the same one)."""
+    """The least seconds in which every core does its job. A single job is done by all cores."""
     jobs = jobs * (cores() if len(jobs) == 1 else 1)
     tries = []
     for _ in range(7):
@@ -63,7 +63,7 @@ def _best(threads: ThreadPoolExecutor, *jobs: Callable[[], object]) -> float:
 
 
 def _rates_of_gpu() -> Rates:
-    """In TF32, which is what the fastest systems compute single precision in."""
+    """In TF32, in which the fastest systems compute single precision."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -89,12 +89,14 @@ def _best_gpu(job: Callable[[], object]) -> float:
 
 
 def traffic(size: Size) -> Array:
-    """The least bytes a round: every local step reads and writes the weights once, and reads its examples once."""
+    """The least bytes per round.
+
+    Every local step reads and writes the weights once, and reads its examples once.
+    """
     return np.asarray(size.steps * size.params * 4 * 2 + size.examples * size.example_bytes)
 
 
 def lowest(size: Size, rates: Rates) -> Floors:
     """The floors of a work on a machine with these rates."""
-    return Floors(
-        float(np.median(size.flops)) / rates.flops, float(np.median(traffic(size))) / rates.bytes
-    )
+    arithmetic = float(np.median(size.flops)) / rates.flops
+    return Floors(arithmetic, float(np.median(traffic(size))) / rates.bytes)

@@ -1,11 +1,14 @@
-"""How a round's cost grows with the clients, the cohort and the models; of the server's part, deciding and observing, above all."""
+"""How the cost of a round grows with the clients, the cohort and the models.
+
+Above all, the cost of the server's part: deciding who trains what, and learning from the replies.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +25,10 @@ from rota_lab.bench.works import images
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
 COHORTS = (1, 10, 100, 1_000)
-COHORT, AMONG = (
-    10,
-    10_000,
-)  # the cohort while the clients grow, and the clients while the cohort grows
-LEARNS = "kvib"  # a sampler that learns has the most to do
+COHORT, AMONG = 10, 10_000
+"""The cohort while the clients grow, and the clients while the cohort grows."""
+LEARNS = "kvib"
+"""A sampler that learns has the most to do."""
 OTHERS = (
     "uniform",
     "proportional",
@@ -38,9 +40,12 @@ OTHERS = (
     "osmd-independent",
     "clustered-size",
 )
-"""Unbiased ones that ask nobody before they draw: of the most clients, with the largest cohort."""
-FLEET = (100_000, 1_000)  # clients and cohort of McMahan's CNN
-TASKS, PEOPLE = 20, 10_000  # models at once, and their clients, with the largest cohort
+"""Unbiased samplers that ask no client before they draw: measured with the most clients and the
+largest cohort."""
+FLEET = (100_000, 1_000)
+"""Clients and cohort of McMahan's CNN."""
+TASKS, PEOPLE = 20, 10_000
+"""Models at once, and their clients, with the largest cohort."""
 ASSIGN = (
     "mmfl-random",
     "mmfl-gvr",
@@ -51,13 +56,14 @@ ASSIGN = (
     "round-robin-server",
     "fedfair",
 )
-"""Those that say which client trains which model."""
-EXAMPLES = 5  # of each client
+"""Samplers that assign models to clients."""
+EXAMPLES = 5
+"""The examples of each client."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A sampler, and how long each of its steps took."""
+    """A sampler that notes how long each of its steps takes."""
 
     inner: Sampler
     seconds: list[float] = field(default_factory=list)
@@ -75,7 +81,7 @@ class Timed:
 
 
 class TimedAsking(Timed):
-    """The same of a sampler that asks before it draws; what clients do to answer is not its own."""
+    """The same for a sampler that asks before it draws; waiting for answers does not count."""
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         assert isinstance(self.inner, Asking)
@@ -96,11 +102,10 @@ def _clock(seconds: list[float]) -> Iterator[None]:
 
 
 def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Logistic regression: a row for every number of clients, sampler and cohort; many models; and a large round of a large network."""
+    """Logistic regression with more and more clients, cohorts and models; then a large CNN."""
     rows = []
-    settings = [(n, COHORT, LEARNS) for n in CLIENTS] + [
-        (CLIENTS[-1], COHORTS[-1], sampler) for sampler in (LEARNS, *OTHERS)
-    ]
+    settings = [(clients, COHORT, LEARNS) for clients in CLIENTS]
+    settings += [(CLIENTS[-1], COHORTS[-1], sampler) for sampler in (LEARNS, *OTHERS)]
     settings += [(AMONG, cohort, LEARNS) for cohort in COHORTS]
     held: Federation | None = None
     for clients, cohort, sampler in settings:
@@ -119,15 +124,13 @@ def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[s
 
 
 def _digits(clients: int) -> Federation:
-    """Made-up images for so many clients."""
+    """Made-up images for this many clients."""
     total, tests = clients * EXAMPLES, 1000
     made = images(total + tests, (1, 28, 28), strength=3.5)
     x, y = made.x, made.y
-    parts = (
-        Part(x[:total], y[:total], np.arange(clients + 1) * EXAMPLES),
-        Part(x[total:], y[total:], np.array([0, tests])),
-    )
-    return Federation("made-up mnist", *parts, 10)
+    train = Part(x[:total], y[:total], np.arange(clients + 1) * EXAMPLES)
+    test = Part(x[total:], y[total:], np.array([0, tests]))
+    return Federation("made-up mnist", train, test, 10)
 
 
 def _measure(
@@ -139,10 +142,8 @@ def _measure(
     rounds: int,
     number: int = 1,
 ) -> dict[str, Any]:
-    tasks = [
-        Task(models.MODELS[model], federation, lr=0.05, batch=EXAMPLES, name=f"{model}-{s + 1}")
-        for s in range(number)
-    ]
+    task = Task(models.MODELS[model], federation, lr=0.05, batch=EXAMPLES)
+    tasks = [replace(task, name=f"{model}-{s + 1}") for s in range(number)]
     options: dict[str, Any] = {"budget": cohort}
     inner = SAMPLERS[sampler](**options)
     timed = (TimedAsking if isinstance(inner, Asking) else Timed)(inner)

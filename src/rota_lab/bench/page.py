@@ -1,6 +1,6 @@
-"""`python -m rota_lab.bench.page FOLDER [FILE]`: the results that are kept in a folder, as a page of tables (FOLDER/README.md).
+"""`python -m rota_lab.bench.page FOLDER [FILE]`: a folder's results as a page (FOLDER/README.md).
 
-FILE is a page with a place for the summary of them: what lies between its two marks is written anew.
+FILE is a page with a place for a summary: the text between its two marks is replaced.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from rota_lab.bench import short
 
 TITLE = """# Results
 
-Written by `python -m rota_lab.bench.page benchmarks/results README.md` from the files here, which `rota bench WORK --out FILE` wrote
-([how to read them](../README.md)).
-A ratio is a system's time over rota-batched's in the same run. Where a system was tried in several ways (precisions, threads), each is a
-line of its own with the accuracy that its model had in the end; the fastest counts, and is first. Shares of the floor over 100 % come from
-convolutions that need fewer products than their definition.
+`python -m rota_lab.bench.page benchmarks/results README.md` wrote this page from the files here,
+which `rota bench WORK --out FILE` wrote ([how to read them](../README.md)). A ratio is a system's
+time / rota-batched's in the same run. A system that was tried in several ways (precisions, threads)
+has a line for each way, with the final accuracy of its model; the fastest way counts and comes
+first. Shares of the floor over 100 % come from convolutions that need fewer products than their
+definition.
 """
 
-BEGIN, END = (
-    "<!-- speed: python -m rota_lab.bench.page benchmarks/results README.md -->\n",
-    "<!-- end of speed -->\n",
-)
+BEGIN = "<!-- speed: python -m rota_lab.bench.page benchmarks/results README.md -->\n"
+END = "<!-- end of speed -->\n"
 NAMES = {
     "pfl": "pfl",
     "flower": "Flower",
@@ -35,9 +34,9 @@ NAMES = {
 
 
 def summary(folder: Path) -> str:
-    """The peers' times over rota's as a table: a line for every work that was compared, on a GPU for every precision."""
+    """The peers' times / rota's: a line per work that was compared, on a GPU one per precision."""
     lines = [
-        f"| work | machine | ms a round | {' | '.join(NAMES.values())} |",
+        f"| work | machine | ms per round | {' | '.join(NAMES.values())} |",
         f"|---|---|---:|{'---:|' * len(NAMES)}",
     ]
     for path in sorted(folder.glob("*.json")):
@@ -48,14 +47,12 @@ def summary(folder: Path) -> str:
         gpu = rows["rota-batched"]["device"] == "cuda"
         for how, way in rows["rota-batched"]["ways"].items():
             seconds = way["seconds_per_round"]
-            ratios = [
-                f"{rows[name]['seconds_per_round'] / seconds:.1f} ×" if name in rows else ""
-                for name in NAMES
-            ]
             work = f"{found['work']}, {how.rsplit(', ')[-1]}" if gpu else found["work"]
-            lines.append(
-                f"| {work} | {_where(found)} | {short(seconds * 1e3)} | {' | '.join(ratios)} |"
-            )
+            cells = [work, _where(found), short(seconds * 1e3)]
+            for name in NAMES:
+                theirs = rows[name]["seconds_per_round"] if name in rows else None
+                cells.append("" if theirs is None else f"{theirs / seconds:.1f} ×")
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +64,7 @@ def _where(found: dict[str, Any]) -> str:
 
 
 def page(folder: Path) -> str:
-    """All results of a folder."""
+    """All results in a folder."""
     parts = [TITLE]
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
@@ -75,51 +72,53 @@ def page(folder: Path) -> str:
         parts.append(f"## {found['work']}, {_where(found)}\n")
         parts.append("\n".join(_growth(found) if found["work"] == "growth" else _work(found)))
         unfinished = "" if found.get("finished", True) else " The run was stopped before its end."
-        parts.append(
-            f"\n[{path.name}]({path.name}), {found['date']}, torch {versions['torch']}, Python {versions['python']}.{unfinished}\n"
-        )
+        link = f"[{path.name}]({path.name}), {found['date']}"
+        software = f"torch {versions['torch']}, Python {versions['python']}"
+        parts.append(f"\n{link},\n{software}.{unfinished}\n")
     return "\n".join(parts)
 
 
 def _work(found: dict[str, Any]) -> list[str]:
-    ours = next(
-        (row["seconds_per_round"] for row in found["results"] if row["system"] == "rota-batched"),
-        None,
-    )
-    lines = [
-        "| system | how | ms a round | ratio | µs a client step | share of the floor | accuracy |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    systems = {row["system"]: row for row in found["results"]}
+    ours = systems.get("rota-batched", {}).get("seconds_per_round")
+    heads = ["system", "how", "ms per round", "ratio", "µs per client step", "share of the floor"]
+    lines = [f"| {' | '.join(heads)} | accuracy |", "|---|---|---:|---:|---:|---:|---:|"]
     for row in found["results"]:
         if "skipped" in row:
             lines.append(f"| {row['system']} | skipped: {row['skipped']} | | | | | |")
             continue
         ways = row["ways"]
         for how in sorted(ways, key=lambda how: ways[how]["seconds_per_round"]):
-            way, best = ways[how], how == row["how"]
-            seconds, step = (
-                way["seconds_per_round"],
-                way["seconds_per_round"] / row["client_steps_per_round"] * 1e6,
-            )
-            floor = f"{row['floor_seconds'] / seconds:.1%}" if row["floor_seconds"] else "–"
-            ratio = f"{seconds / ours:.2f}" if ours else "–"
-            accuracy = "diverged" if way["accuracy"] is None else f"{way['accuracy']:.2%}"
-            name = row["system"] if best else ""
-            lines.append(
-                f"| {name} | {how} | {short(seconds * 1e3)} | {ratio} | {short(step)} | {floor} | {accuracy} |"
-            )
+            seconds, accuracy = ways[how]["seconds_per_round"], ways[how]["accuracy"]
+            cells = [
+                row["system"] if how == row["how"] else "",
+                how,
+                short(seconds * 1e3),
+                f"{seconds / ours:.2f}" if ours else "–",
+                short(seconds / row["client_steps_per_round"] * 1e6),
+                f"{row['floor_seconds'] / seconds:.1%}" if row["floor_seconds"] else "–",
+                "diverged" if accuracy is None else f"{accuracy:.2%}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", f"Data: {found['results'][0]['data']}."]
 
 
 def _growth(found: dict[str, Any]) -> list[str]:
     lines = [
-        "| network | models | clients | cohort | ms a round | of it the server's | sampler |",
+        "| network | models | clients | cohort | ms per round | the server's ms | sampler |",
         "|---|---:|---:|---:|---:|---:|---|",
     ]
     for row in found["results"]:
-        server = f"{row['server_seconds_per_round'] * 1e3:.3g}"
-        numbers = f"{row['clients']:,} | {row['cohort']:,} | {short(row['seconds_per_round'] * 1e3)} | {server}"
-        lines.append(f"| {row['model']} | {row['models']} | {numbers} | {row['sampler']} |")
+        cells = [
+            row["model"],
+            str(row["models"]),
+            f"{row['clients']:,}",
+            f"{row['cohort']:,}",
+            short(row["seconds_per_round"] * 1e3),
+            f"{row['server_seconds_per_round'] * 1e3:.3g}",
+            row["sampler"],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -16,16 +16,16 @@ from rota.engine.local import cores
 from rota_lab.bench.environment import Skip, interpreter
 
 SCRIPTS = Path(__file__).parent / "peers"
-DENSE = (
-    "logistic",
-    "two_nn",
-)  # on a CPU, XLA's convolutions in a loop, and all but these mapped over clients, take minutes a round
-LIMIT = 3600.0  # seconds for one run of one system: what takes longer hangs
+DENSE = ("logistic", "two_nn")
+"""On a CPU, XLA takes minutes per round for other networks if it maps them over clients, and for
+convolutions in a loop."""
+LIMIT = 3600.0
+"""The most seconds for one run of one system: a longer run hangs."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of using the machine: in words, as the script's argument, and in how many processes."""
+    """A way of using the machine: in words, as the script's argument, and how many processes."""
 
     how: str
     argument: str = ""
@@ -34,7 +34,10 @@ class Way:
 
 @dataclass(frozen=True)
 class System:
-    """A script, and what its virtual environment needs (nothing: it runs where rota runs). `modules` must import for it to work."""
+    """A script, and what its virtual environment needs. Without needs it runs where rota runs.
+
+    `modules` are those that must be importable.
+    """
 
     name: str
     script: str
@@ -66,18 +69,17 @@ PEERS = {
 
 
 def ways(system: System, device: str, model: str) -> list[Way]:
-    """How a system may use the cores; the fastest way counts. A GPU's work is fed by one thread."""
+    """The ways in which a system may use the machine; the fastest counts. GPUs have one thread."""
     many = [1, cores()] if device == "cpu" and cores() > 1 else [1]
     threads = [Way(f"{n} thread{'s' * (n > 1)}", str(n)) for n in many]
+    together = f"{cores()} at a time"
     if system.name == "rota-sequential":
         return [Way(way.how, f"sequential {way.argument}") for way in threads]
     if system.name == "rota-batched":
         if device == "cpu":
             return [Way(f"{cores()} clients at a time", "batched")]
-        return [
-            Way(f"stacks in CUDA graphs, {precision}", f"batched {precision}")
-            for precision in ("fp32", "tf32", "bf16")
-        ]
+        graphs = "stacks in CUDA graphs"
+        return [Way(f"{graphs}, {each}", f"batched {each}") for each in ("fp32", "tf32", "bf16")]
     if system.name == "torch-loop":
         return threads
     if system.name == "pfl":
@@ -85,31 +87,30 @@ def ways(system: System, device: str, model: str) -> list[Way]:
     if system.name == "flower":
         return [Way(f"{cores()} Ray workers of 1 thread")]
     if system.name == "jax-scan":
-        together, scan, step = (
-            Way("vmap over clients", "vmap"),
-            Way(f"a scan a client, {cores()} at a time", "scan"),
-            Way(f"compiled steps, {cores()} at a time", "step"),
-        )
+        vmap = Way("vmap over clients", "vmap")
+        scan = Way(f"a scan per client, {together}", "scan")
+        step = Way(f"compiled steps, {together}", "step")
         if device != "cpu":
-            return [together]
-        return [together, scan] if model in DENSE else [step] if "cnn" in model else [scan, step]
+            return [vmap]
+        if model in DENSE:
+            return [vmap, scan]
+        return [step] if "cnn" in model else [scan, step]
     return [Way("as it comes")]
 
 
 def find(system: System, device: str) -> tuple[str, list[str]]:
-    """The Python that runs a system, and what to put on its path. Raises Skip with the reason if there is none."""
+    """The Python that runs a system, and what to put on its path; raises Skip if there is none."""
     python, paths = interpreter(system.name, system.needs, system.modules, device)
     return python, paths if system.needs else [str(Path(rota.__file__).parents[1]), *paths]
 
 
 def run(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
-    """One run of a system's script on a prepared work: what it printed. Raises Skip with the reason if it cannot."""
+    """What a system's script prints after one run on a prepared work; raises Skip if it fails."""
     python, paths = find(system, device)
-    launch = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={way.processes}"]
-        if way.processes > 1
-        else []
-    )
+    launch = []
+    if way.processes > 1:
+        launch = ["-m", "torch.distributed.run", "--standalone"]
+        launch.append(f"--nproc-per-node={way.processes}")
     words = [python, *launch, str(SCRIPTS / system.script), str(folder), way.argument]
     with tempfile.TemporaryDirectory(prefix="rota-bench-") as home:
         quiet = {
@@ -130,11 +131,16 @@ def run(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
 
 
 def call(words: list[str], environment: dict[str, str], limit: float) -> tuple[str, str, int]:
-    """Run a command and everything that it starts: its two outputs and its status. Nothing is left behind if this is interrupted."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    """Run a command: its two outputs and its status. If interrupted, end all that it started."""
     with subprocess.Popen(
-        words, **pipes, env=environment, text=True, errors="replace", start_new_session=True
-    ) as process:  # type: ignore[call-overload]
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired as error:

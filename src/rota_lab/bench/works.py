@@ -1,10 +1,13 @@
-"""The works: what is trained, on whose data, with how much local work a round; and one of them as files that every system reads."""
+"""The works: what is trained, on whose data, with how much local work per round.
+
+`prepare` writes a work as files that every system reads.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +26,16 @@ from rota.plan import Task, shares
 from rota.sampling import Uniform
 
 SEED = 0
-WARMUP = 2  # rounds before the measured ones: compilers compile in them
+WARMUP = 2
+"""Rounds before the measured ones, in which compilers compile."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """FedAvg with plain SGD: `cohort` clients a round, `epochs` passes each in mini-batches of `batch`.
+    """FedAvg with plain SGD: `cohort` clients per round, `epochs` passes in batches of `batch`.
 
-    `rounds` are the measured ones of one pass, on a CPU and on a GPU. `clients` and `examples` (of each client) are those of the
-    data that are dealt out or made up; data with natural clients have their own.
+    `rounds` are the measured rounds per pass, on a CPU and on a GPU. `clients` and `examples` (per
+    client) apply to data that are dealt out or made up; data with natural clients have their own.
     """
 
     name: str
@@ -47,14 +51,13 @@ class Work:
     rounds: tuple[int, int] = (20, 50)
 
     def task(self, federation: Federation) -> Task:
-        return Task(
-            MODELS[self.model], federation, lr=self.lr, batch=self.batch, epochs=self.epochs
-        )
+        model = MODELS[self.model]
+        return Task(model, federation, lr=self.lr, batch=self.batch, epochs=self.epochs)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much work the measured rounds are: arrays over them. `params` are the network's."""
+    """How much work the measured rounds are, as arrays over rounds; `params` are the network's."""
 
     data: str
     clients: int
@@ -84,19 +87,14 @@ def kvib(work: Work) -> Federation:
 
 
 def roles(work: Work) -> Federation:
-    """Shakespeare by role, or text of as many made-up authors."""
+    """Shakespeare by role, or made-up text by as many authors."""
     if data.at_hand("shakespeare"):
         return data.shakespeare()
     total = work.clients * work.examples
     letters = text(total + 500)
     x, y = torch.from_numpy(letters[:, :-1]), torch.from_numpy(letters[:, -1])
-    return federate(
-        "made-up text",
-        Examples(x[:total], y[:total]),
-        Examples(x[total:], y[total:]),
-        _even(work),
-        classes=80,
-    )
+    train, test = Examples(x[:total], y[:total]), Examples(x[total:], y[total:])
+    return federate("made-up text", train, test, _even(work), classes=80)
 
 
 def _dealt(
@@ -114,22 +112,22 @@ def _dealt(
 
 
 def _even(work: Work) -> Partition:
-    """The same number of examples for everyone, at random."""
+    """The same number of examples for each client, at random."""
 
     def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
         owner = np.full(len(examples), -1)
-        owner[generator.permutation(len(examples))[: work.clients * work.examples]] = np.repeat(
-            np.arange(work.clients), work.examples
-        )
+        dealt = generator.permutation(len(examples))[: work.clients * work.examples]
+        owner[dealt] = np.repeat(np.arange(work.clients), work.examples)
         return owner, work.clients
 
     return deal
 
 
 def images(n: int, shape: tuple[int, ...], strength: float) -> Examples:
-    """Images that can be learnt: a coarse pattern for each of 10 classes, of norm `strength`, under noise of deviation 1.
+    """Images that can be learnt: a coarse pattern per class, under noise of deviation 1.
 
-    At 3.5 about one image in twenty lies nearer to another class. Convolutions see a few pixels at a time and need more.
+    There are 10 classes, whose patterns have norm `strength`. At 3.5, about one image in twenty
+    lies nearer to another class. Convolutions see only a few pixels at a time and need more.
     """
     generator = rng.generator(rng.key(SEED, "bench images"))
     channels, height, width = shape
@@ -154,111 +152,97 @@ def text(n: int, length: int = 81, letters: int = 80) -> Array:
     return out
 
 
-WORKS: dict[str, Work] = {
-    work.name: work
-    for work in (
-        Work(
-            "2nn",
-            "McMahan's 2NN on 28x28 digits: 100 clients x 600, 10 a round",
-            "two_nn",
-            digits,
-            100,
-            600,
-            10,
-            0.1,
-        ),
-        Work(
-            "cnn",
-            "McMahan's CNN on the same digits",
-            "cnn",
-            digits,
-            100,
-            600,
-            10,
-            0.1,
-            rounds=(3, 20),
-        ),
-        Work(
-            "2nn-100",
-            "McMahan's 2NN with all 100 clients in every round",
-            "two_nn",
-            digits,
-            100,
-            600,
-            100,
-            0.1,
-            rounds=(5, 50),
-        ),
-        Work(
-            "cnn-100",
-            "McMahan's CNN with all 100 clients in every round",
-            "cnn",
-            digits,
-            100,
-            600,
-            100,
-            0.1,
-            rounds=(1, 20),
-        ),
-        Work(
-            "cifar10",
-            "pfl's own benchmark: CIFAR-10, 1000 x 50, 50 a round",
-            "pfl_cnn",
-            photographs,
-            1000,
-            50,
-            50,
-            0.1,
-            rounds=(3, 50),
-        ),
-        Work(
-            "logistic",
-            "Logistic regression on K-Vib's Synthetic: 100 unequal clients, 10 a round",
-            "logistic",
-            kvib,
-            100,
-            0,
-            10,
-            0.05,
-        ),
-        Work(
-            "lstm",
-            "Two LSTM layers on Shakespeare by role, 10 roles a round",
-            "lstm_shakespeare",
-            roles,
-            859,
-            48,
-            10,
-            1.0,
-            rounds=(3, 20),
-        ),
-    )
-}
+_DIGITS = Work(
+    name="2nn",
+    summary="McMahan's 2NN on 28x28 digits: 100 clients x 600, 10 per round",
+    model="two_nn",
+    data=digits,
+    clients=100,
+    examples=600,
+    cohort=10,
+    lr=0.1,
+)
+_WORKS = (
+    _DIGITS,
+    replace(
+        _DIGITS,
+        name="cnn",
+        summary="McMahan's CNN on the same digits",
+        model="cnn",
+        rounds=(3, 20),
+    ),
+    replace(
+        _DIGITS,
+        name="2nn-100",
+        summary="McMahan's 2NN with all 100 clients in every round",
+        cohort=100,
+        rounds=(5, 50),
+    ),
+    replace(
+        _DIGITS,
+        name="cnn-100",
+        summary="McMahan's CNN with all 100 clients in every round",
+        model="cnn",
+        cohort=100,
+        rounds=(1, 20),
+    ),
+    Work(
+        name="cifar10",
+        summary="pfl's own benchmark: CIFAR-10, 1000 x 50, 50 per round",
+        model="pfl_cnn",
+        data=photographs,
+        clients=1000,
+        examples=50,
+        cohort=50,
+        lr=0.1,
+        rounds=(3, 50),
+    ),
+    Work(
+        name="logistic",
+        summary="Logistic regression on K-Vib's Synthetic: 100 unequal clients, 10 per round",
+        model="logistic",
+        data=kvib,
+        clients=100,
+        examples=0,
+        cohort=10,
+        lr=0.05,
+    ),
+    Work(
+        name="lstm",
+        summary="Two LSTM layers on Shakespeare by role, 10 roles per round",
+        model="lstm_shakespeare",
+        data=roles,
+        clients=859,
+        examples=48,
+        cohort=10,
+        lr=1.0,
+        rounds=(3, 20),
+    ),
+)
+WORKS = {work.name: work for work in _WORKS}
 
 
 def prepare(work: Work, folder: Path, rounds: int, device: str) -> Size:
-    """Write a work for the systems' scripts (see peers/work.py) and say how large it is.
+    """Write a work for the systems' scripts (see peers/work.py), and return its size.
 
-    The cohorts are those that rota's uniform sampler draws, so that every system trains the same clients in the same rounds, from
-    the same weights on.
+    The cohorts are those that rota's uniform sampler draws. So every system trains the same clients
+    in the same rounds, and starts from the same weights.
     """
     federation = work.data(work)
     task = work.task(federation)
-    d = shares([task])
-    cohorts = np.stack(
-        [
-            Uniform(work.cohort).draw({}, d, rng.generator(rng.key(SEED, "draw", now))).client
-            for now in range(1, WARMUP + rounds + 1)
-        ]
-    )
+    sampler, d = Uniform(work.cohort), shares([task])
+    drawn = []
+    for now in range(1, WARMUP + rounds + 1):
+        drawn.append(sampler.draw({}, d, rng.generator(rng.key(SEED, "draw", now))).client)
+    cohorts = np.stack(drawn)
     engine = make("sequential", Experiment([task], seed=SEED), "cpu")
     params = engine.initial()[0].params
-    start = params.split([p.numel() for p in task.build().parameters()])
-    parts = zip(start, task.build().parameters(), strict=True)
-    np.savez(
-        folder / "start.npz",
-        **{f"{i:02d}": value.view_as(like).numpy() for i, (value, like) in enumerate(parts)},
-    )
+    shapes = [parameter.shape for parameter in task.build().parameters()]
+    pieces = params.split([shape.numel() for shape in shapes])
+    start = {}
+    for place, (values, shape) in enumerate(zip(pieces, shapes, strict=True)):
+        start[f"{place:02d}"] = values.view(shape).numpy()
+    np.savez(folder / "start.npz", **start)
     train, test = federation.train, federation.test
     arrays = {
         "x": train.x.numpy(),

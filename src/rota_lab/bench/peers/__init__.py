@@ -1,1 +1,4 @@
-"""One script a system: each runs a prepared work in its own process and prints one line of JSON. They import no rota, but for own.py."""
+"""One script per system. Each runs a prepared work in its own process and prints a line of JSON.
+
+Only own.py imports rota.
+"""

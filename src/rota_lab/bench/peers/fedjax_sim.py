@@ -1,4 +1,4 @@
-"""FedAvg in FedJAX: its own federated_averaging on its compiled back end, one client after the other."""
+"""FedAvg in FedJAX: its federated_averaging on its compiled back end, client after client."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -22,21 +22,24 @@ def gradient(
     params: list[jax.Array], batch: dict[str, jax.Array], key: jax.Array
 ) -> list[jax.Array]:
     size = len(batch["y"])
-    return jax.grad(
-        lambda p: models.loss(work, p, batch["x"], batch["y"], jnp.full(size, 1 / size), key)
-    )(params)
+    weight = jnp.full(size, 1 / size)
+
+    def loss(params: list[jax.Array]) -> jax.Array:
+        return models.loss(work, params, batch["x"], batch["y"], weight, key)
+
+    return jax.grad(loss)(params)
 
 
 def main() -> None:
-    jax.tree_map = jax.tree.map  # its older name, under which FedJAX calls it
+    jax.tree_map = jax.tree.map  # FedJAX uses the older name
     device = jax.devices()[0]
     if (device.platform == "cpu") != (work.device == "cpu"):
         raise SystemExit(f"jax runs on {device.platform} here, not on {work.device}")
     x, y = models.examples(work, work.x), np.asarray(work.y, np.int32)
-    clients = [
-        fedjax.ClientDataset({"x": x[work.rows(c)], "y": y[work.rows(c)]})
-        for c in range(work.clients)
-    ]
+    clients = []
+    for c in range(work.clients):
+        rows = work.rows(c)
+        clients.append(fedjax.ClientDataset({"x": x[rows], "y": y[rows]}))
     algorithm = fed_avg.federated_averaging(
         gradient,
         fedjax.optimizers.sgd(work.lr),
@@ -44,15 +47,14 @@ def main() -> None:
         fedjax.ShuffleRepeatBatchHParams(batch_size=work.batch, num_epochs=work.epochs),
     )
     state = algorithm.init([jnp.asarray(value) for value in models.start(work)])
-    # every size of a last batch is compiled for before the clock runs
+    # compile for every size of a last batch, before the clock runs
     _, kinds = np.unique(np.diff(work.offsets) % work.batch, return_index=True)
     algorithm.apply(state, [(str(c), clients[c], jax.random.PRNGKey(0)) for c in kinds])
     ends = []
     for now, cohort in enumerate(work.cohorts):
         keys = jax.random.split(jax.random.PRNGKey(now), len(cohort))
-        state, _ = algorithm.apply(
-            state, [(str(c), clients[c], key) for c, key in zip(cohort, keys, strict=True)]
-        )
+        drawn = [(str(c), clients[c], key) for c, key in zip(cohort, keys, strict=True)]
+        state, _ = algorithm.apply(state, drawn)
         jax.block_until_ready(state.params)
         ends.append(time.perf_counter())
     shared.report(work, ends, models.score(work, state.params), metadata.version("fedjax"))

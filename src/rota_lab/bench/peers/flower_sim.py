@@ -1,7 +1,8 @@
-"""FedAvg in Flower's simulation: its FedAvg strategy, one Ray worker a core with one thread each.
+"""FedAvg in Flower's simulation: its FedAvg strategy, with one Ray worker of one thread per core.
 
-The clients' arrays come from a cache in an imported module. A global of this script would be filled again for every message,
-because Ray unpickles the client app each time; that would make Flower look several times slower than it is.
+The clients' arrays come from a cache in an imported module. Ray unpickles the client app for every
+message, so a global of this script would be filled each time, and Flower would look several times
+slower than it is.
 """
 
 # mypy: ignore-errors
@@ -28,23 +29,19 @@ def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     work = shared.load(message.content["config"]["folder"])
     rows = work.rows(message.content["config"]["client"])
-    x, y = (
-        torch.from_numpy(work.x[rows]).to(work.device),
-        torch.from_numpy(work.y[rows]).to(work.device),
-    )
+    x = torch.from_numpy(work.x[rows]).to(work.device)
+    y = torch.from_numpy(work.y[rows]).to(work.device)
     module = shared.network(work)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     module.to(work.device)
     shared.train(module, x, y, work)
     arrays = ArrayRecord({name: value.cpu() for name, value in module.state_dict().items()})
-    return Message(
-        RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(y)})}),
-        reply_to=message,
-    )
+    metrics = MetricRecord({"num-examples": len(y)})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
 class Given(FedAvg):
-    """FedAvg that tells each sampled node which client of the round's cohort it is, and notes when a round ends."""
+    """FedAvg that tells each sampled node which client it is, and notes when a round ends."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -52,9 +49,8 @@ class Given(FedAvg):
         messages = list(super().configure_train(server_round, arrays, config, grid))
         cohort = shared.load(FOLDER).cohorts[server_round - 1].tolist()
         for message, c in zip(messages, cohort, strict=True):
-            message.content = RecordDict(
-                {"arrays": arrays, "config": ConfigRecord({"client": c, "folder": FOLDER})}
-            )
+            who = ConfigRecord({"client": c, "folder": FOLDER})
+            message.content = RecordDict({"arrays": arrays, "config": who})
         return messages
 
     def aggregate_train(
@@ -83,19 +79,14 @@ def main(grid: Grid, context: Context) -> None:
         min_available_nodes=work.clients,
     )
     module = shared.network(work)
-    result = strategy.start(
-        grid=grid, initial_arrays=ArrayRecord(module.state_dict()), num_rounds=rounds
-    )
+    start = ArrayRecord(module.state_dict())
+    result = strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds)
     module.load_state_dict(result.arrays.to_torch_state_dict())
     shared.report(work, ends, shared.score(module.to(work.device), work), metadata.version("flwr"))
 
 
 if __name__ == "__main__":
     prepared = shared.load(FOLDER)
-    gpus = 0.25 if prepared.device == "cuda" else 0.0
-    run_simulation(
-        server,
-        client,
-        prepared.clients,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": gpus}},
-    )
+    resources = {"num_cpus": 1, "num_gpus": 0.25 if prepared.device == "cuda" else 0.0}
+    config = {"client_resources": resources}
+    run_simulation(server, client, prepared.clients, backend_config=config)

@@ -1,4 +1,4 @@
-"""The works' networks in JAX. Images are [n, height, width, channels], which is the layout that XLA is fast in."""
+"""The works' networks in JAX. Images are [n, height, width, channels]: XLA is fast with these."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -13,11 +13,9 @@ CONVOLUTIONS = {"cnn": "SAME", "pfl_cnn": "VALID"}
 
 def examples(work: shared.Prepared, x: np.ndarray) -> np.ndarray:
     """Examples as the network takes them."""
-    return (
-        np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-        if work.model in CONVOLUTIONS
-        else np.asarray(x)
-    )
+    if work.model in CONVOLUTIONS:
+        return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    return np.asarray(x)
 
 
 def start(work: shared.Prepared) -> list[np.ndarray]:
@@ -27,13 +25,11 @@ def start(work: shared.Prepared) -> list[np.ndarray]:
         if value.ndim == 4:
             channels = value.shape[0]
             value = value.transpose(2, 3, 1, 0)
-        elif (
-            work.model in CONVOLUTIONS and value.ndim == 2 and len(out) == 4
-        ):  # the first linear layer reads [height, width, channels]
+        elif work.model in CONVOLUTIONS and value.ndim == 2 and len(out) == 4:
+            # the first linear layer reads [height, width, channels]
             side = int((value.shape[1] // channels) ** 0.5)
-            value = (
-                value.reshape(-1, channels, side, side).transpose(0, 2, 3, 1).reshape(value.shape)
-            )
+            images = value.reshape(-1, channels, side, side)
+            value = images.transpose(0, 2, 3, 1).reshape(value.shape)
         out.append(np.ascontiguousarray(value))
     return out
 
@@ -41,7 +37,7 @@ def start(work: shared.Prepared) -> list[np.ndarray]:
 def apply(
     work: shared.Prepared, params: list[jax.Array], x: jax.Array, key: jax.Array | None
 ) -> jax.Array:
-    """The logits; with a key as in training (dropout)."""
+    """The logits; with a key, those of training (with dropout)."""
     if work.model in ("logistic", "two_nn"):
         x = x.reshape(len(x), -1)
     elif work.model == "cnn":
@@ -68,12 +64,9 @@ def apply(
 
 
 def convolve(x: jax.Array, weight: jax.Array, bias: jax.Array, padding: str) -> jax.Array:
-    return (
-        jax.lax.conv_general_dilated(
-            x, weight, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        + bias
-    )
+    layout = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(x, weight, (1, 1), padding, dimension_numbers=layout)
+    return y + bias
 
 
 def pool(x: jax.Array) -> jax.Array:
@@ -82,9 +75,9 @@ def pool(x: jax.Array) -> jax.Array:
 
 
 def drop(x: jax.Array, key: jax.Array | None, p: float) -> jax.Array:
-    return (
-        x if key is None else jnp.where(jax.random.bernoulli(key, 1 - p, x.shape), x / (1 - p), 0.0)
-    )
+    if key is None:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - p, x.shape), x / (1 - p), 0.0)
 
 
 def lstm(
@@ -118,12 +111,12 @@ def loss(
 
 
 def score(work: shared.Prepared, params: list[jax.Array]) -> tuple[float, float]:
-    """The share of the test examples that the network gets right, and their mean loss."""
-    logits = jax.jit(lambda params, x: jax.nn.log_softmax(apply(work, params, x, None)))
+    """The accuracy on the test examples, and their mean loss."""
+    scores = jax.jit(lambda params, x: jax.nn.log_softmax(apply(work, params, x, None)))
     hits, loss = 0, 0.0
     for first in range(0, len(work.test_y), 1000):
         y = work.test_y[first : first + 1000]
-        outputs = np.asarray(logits(params, examples(work, work.test_x[first : first + 1000])))
+        outputs = np.asarray(scores(params, examples(work, work.test_x[first : first + 1000])))
         hits += int((outputs.argmax(-1) == y).sum())
         loss -= float(outputs[np.arange(len(y)), y].sum())
     return hits / len(work.test_y), loss / len(work.test_y)

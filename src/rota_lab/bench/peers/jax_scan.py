@@ -1,8 +1,11 @@
-"""FedAvg in JAX: a client's local steps are one compiled scan; the clients go together (vmap) or one a thread (scan).
+"""FedAvg in JAX, in one of three ways.
 
-Together, all clients do as many steps as the one with the most, and their batches beyond their own count nothing; the number of steps is
-rounded up to a power of two, so that there are few of them to compile for. One a thread, each client does its own number of steps.
-On a CPU, XLA's convolutions are ten times slower inside a loop that it compiles: there a thread calls a compiled step instead (step).
+vmap  all clients train together. Each takes as many steps as the client with the most; batches
+      beyond a client's own count nothing. The number of steps is rounded up to a power of two, so
+      that there are few numbers to compile for.
+scan  one client per thread; its local steps are one compiled scan.
+step  one client per thread, which calls a compiled step: on a CPU, XLA's convolutions are ten times
+      slower inside a loop that it compiles.
 """
 
 # mypy: ignore-errors
@@ -13,9 +16,8 @@ import sys
 
 WAY = sys.argv[2]
 if WAY != "vmap":  # the threads are ours, so XLA needs none
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    )
+    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
 import functools  # noqa: E402
 import time  # noqa: E402
@@ -32,7 +34,10 @@ rng = np.random.default_rng(0)
 
 
 def batches(client: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The client's mini-batches, padded to `steps` of them: rows of x, and 1 / (examples in the batch) or 0 for padding."""
+    """A client's mini-batches, padded to `steps` of them: rows of x, and the weight of each row.
+
+    The weight is 1 / (examples in the batch), or 0 for padding.
+    """
     rows = work.rows(client)
     size = rows.stop - rows.start
     each = -(-size // work.batch)
@@ -42,9 +47,8 @@ def batches(client: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
         order, count = np.zeros(each * work.batch), np.zeros(each * work.batch)
         order[:size], count[:size] = rng.permutation(size) + rows.start, 1.0
         index[here], weight[here] = order.reshape(each, -1), count.reshape(each, -1)
-    return index.astype(np.int32), (weight / np.maximum(weight.sum(1, keepdims=True), 1)).astype(
-        np.float32
-    )
+    weight /= np.maximum(weight.sum(1, keepdims=True), 1)
+    return index.astype(np.int32), weight.astype(np.float32)
 
 
 def step(params, x, y, index, weight, key) -> list[jax.Array]:
@@ -54,13 +58,12 @@ def step(params, x, y, index, weight, key) -> list[jax.Array]:
 
 
 def scan(params, x, y, index, weight, key, steps: int) -> list[jax.Array]:
-    """A client's local training. A `steps` that is known when compiling makes the loop a scan."""
-    return jax.lax.fori_loop(
-        0,
-        steps,
-        lambda t, now: step(now, x, y, index[t], weight[t], jax.random.fold_in(key, t)),
-        params,
-    )
+    """A client's local training. If `steps` is known at compile time, the loop becomes a scan."""
+
+    def one(t, now):
+        return step(now, x, y, index[t], weight[t], jax.random.fold_in(key, t))
+
+    return jax.lax.fori_loop(0, steps, one, params)
 
 
 @functools.partial(jax.jit, static_argnums=7)
@@ -71,11 +74,15 @@ def together(params, x, y, index, weight, keys, share, steps: int) -> list[jax.A
 
 
 one_scan, one_step = jax.jit(scan), jax.jit(step)
-mean = jax.jit(
-    lambda share, ends: [
-        sum(s * end for s, end in zip(share, same, strict=True)) for same in zip(*ends, strict=True)
-    ]
-)
+
+
+@jax.jit
+def mean(share, ends) -> list[jax.Array]:
+    """The mean of the clients' weights; `share` has a number per client."""
+    out = []
+    for same in zip(*ends, strict=True):
+        out.append(sum(s * end for s, end in zip(share, same, strict=True)))
+    return out
 
 
 def alone(params, x, y, index, weight, key, steps: int) -> list[jax.Array]:
@@ -91,10 +98,8 @@ def main() -> None:
     device = jax.devices()[0]
     if (device.platform == "cpu") != (work.device == "cpu"):
         raise SystemExit(f"jax runs on {device.platform} here, not on {work.device}")
-    x, y = (
-        jax.device_put(models.examples(work, work.x)),
-        jax.device_put(np.asarray(work.y, np.int32)),
-    )
+    x = jax.device_put(models.examples(work, work.x))
+    y = jax.device_put(np.asarray(work.y, np.int32))
     params = [jnp.asarray(value) for value in models.start(work)]
     sizes = np.diff(work.offsets)
     steps = -(-sizes // work.batch) * work.epochs
@@ -105,10 +110,8 @@ def main() -> None:
         cohort = work.cohorts.shape[1]
         keys, share = jax.random.split(jax.random.key(0), cohort), np.zeros(cohort, np.float32)
         for length in {1 << (int(steps[few].max()) - 1).bit_length() for few in work.cohorts}:
-            none = np.zeros((cohort, length, work.batch))
-            together(
-                params, x, y, none.astype(np.int32), none.astype(np.float32), keys, share, length
-            )
+            rows = np.zeros((cohort, length, work.batch), np.int32)
+            together(params, x, y, rows, rows.astype(np.float32), keys, share, length)
     ends = []
     for now, cohort in enumerate(work.cohorts):
         keys = jax.random.split(jax.random.key(now), len(cohort))
@@ -119,10 +122,10 @@ def main() -> None:
             index, weight = map(np.stack, zip(*(batches(c, length) for c in cohort), strict=True))
             params = together(params, x, y, index, weight, keys, share, length)
         else:
-            jobs = [
-                threads.submit(alone, params, x, y, *batches(c, most), key, int(steps[c]))
-                for c, key in zip(cohort, keys, strict=True)
-            ]
+            jobs = []
+            for c, key in zip(cohort, keys, strict=True):
+                mine = batches(c, most)
+                jobs.append(threads.submit(alone, params, x, y, *mine, key, int(steps[c])))
             params = mean(list(share), [job.result() for job in jobs])
         jax.block_until_ready(params)
         ends.append(time.perf_counter())

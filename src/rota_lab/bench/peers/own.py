@@ -1,4 +1,4 @@
-"""rota itself on a prepared work: whole rounds of the loop (draw, train, aggregate, observe) without evaluation."""
+"""rota itself on a prepared work: whole rounds (draw, train, aggregate, observe), not tested."""
 
 from __future__ import annotations
 
@@ -25,18 +25,13 @@ def main(folder: str, name: str, option: str = "") -> None:
     if option.isdigit():
         torch.set_num_threads(int(option))
     work = shared.load(folder)
-    x, y, test_x, test_y = (
-        torch.from_numpy(part) for part in (work.x, work.y, work.test_x, work.test_y)
-    )
-    data = Federation(
-        "bench",
-        Part(x, y, work.offsets),
-        Part(test_x, test_y, np.array([0, len(test_y)])),
-        work.classes,
-    )
+    train = Part(torch.from_numpy(work.x), torch.from_numpy(work.y), work.offsets)
+    test_x, test_y = torch.from_numpy(work.test_x), torch.from_numpy(work.test_y)
+    test = Part(test_x, test_y, np.array([0, len(test_y)]))
+    data = Federation("bench", train, test, work.classes)
     task = Task(MODELS[work.model], data, lr=work.lr, batch=work.batch, epochs=work.epochs)
     rounds = len(work.cohorts)
-    # one round more than is played: the last one of an experiment is always tested
+    # one round more than is played, since the last round of an experiment is always tested
     experiment = Experiment(
         [task],
         Uniform(work.cohorts.shape[1]),

@@ -1,4 +1,4 @@
-"""FedAvg in pfl: its SimulatedBackend, users that lie ready in memory, weights by data points."""
+"""FedAvg in pfl: its SimulatedBackend, users that are ready in memory, weights by data points."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pfl.model.pytorch import PyTorchModel  # noqa: E402
 
 
 class Module(torch.nn.Module):
-    """A network with the two methods that pfl asks for."""
+    """A network with the two methods that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""FedAvg in plain torch, as a user writes it: a loop over the clients, and a weighted mean of their weights."""
+"""FedAvg in plain torch, as a user writes it: a loop over clients, and their weighted mean."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What the peers' scripts share: the prepared work, its networks in torch, and the line that each prints.
+"""What the peers' scripts share: the prepared work, its networks in torch, and the printed line.
 
-A script is called as `python SCRIPT FOLDER WAY`. FOLDER holds the same arrays for every system: the clients' examples, who takes part in
-which round, and the weights of round 0. WAY says how the system uses the cores; its words are in systems.py. This file must import
-where nothing but numpy and the peer is installed, so torch is imported in the functions that need it.
+A script is called as `python SCRIPT FOLDER WAY`. FOLDER holds the same arrays for every system:
+the clients' examples, the cohort of each round, and the weights of round 0. WAY says how the system
+uses the cores; systems.py has its words. This file must work where only numpy and the peer are
+installed, so it imports torch in the functions that need it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A work on disk. Client i's examples are rows offsets[i]:offsets[i+1] of x and y; cohorts[t] are the clients of round t."""
+    """A work on disk.
+
+    Client i's examples are rows offsets[i]:offsets[i+1] of x and y. cohorts[t] are the clients of
+    round t.
+    """
 
     x: Array
     y: Array
@@ -53,11 +58,13 @@ class Prepared:
 
 @functools.cache
 def load(folder: str) -> Prepared:
-    """Read a work; once in a process, however often a worker of Ray asks. The arrays are mapped, so processes share their memory."""
-    arrays = {
-        name: np.load(Path(folder) / f"{name}.npy", mmap_mode="c")
-        for name in ("x", "y", "offsets", "test_x", "test_y", "cohorts")
-    }
+    """Read a work, once per process, however often a worker of Ray asks.
+
+    The arrays are mapped, so processes share their memory.
+    """
+    arrays = {}
+    for name in ("x", "y", "offsets", "test_x", "test_y", "cohorts"):
+        arrays[name] = np.load(Path(folder) / f"{name}.npy", mmap_mode="c")
     with np.load(Path(folder) / "start.npz") as held:
         start = [held[name] for name in sorted(held.files)]
     numbers = json.loads((Path(folder) / "work.json").read_text())
@@ -65,7 +72,11 @@ def load(folder: str) -> Prepared:
 
 
 def report(work: Prepared, ends: list[float], score: tuple[float, float], version: str) -> None:
-    """Print the result. `ends` are the times at which the rounds ended, warm-up rounds included; `score` is the accuracy and the loss."""
+    """Print the result.
+
+    `ends` are the times at which the rounds ended, including warm-up rounds. `score` is the
+    accuracy and the loss.
+    """
     seconds = np.diff(ends)[work.warmup - 1 :]
     assert len(ends) == len(work.cohorts)
     line = {
@@ -78,7 +89,7 @@ def report(work: Prepared, ends: list[float], score: tuple[float, float], versio
 
 
 def now(device: str) -> float:
-    """The time, once the device has done all that it was asked."""
+    """The time when the device has finished all its work."""
     if device == "cuda":
         import torch
 
@@ -93,9 +104,8 @@ def network(work: Prepared) -> nn.Module:
 
     shape = work.x.shape[1:]
     if work.model == "logistic":
-        module: nn.Module = nn.Sequential(
-            nn.Flatten(), nn.Linear(int(np.prod(shape)), work.classes)
-        )
+        inputs = int(np.prod(shape))
+        module: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(inputs, work.classes))
     elif work.model == "two_nn":
         inputs = int(np.prod(shape))
         module = nn.Sequential(
@@ -109,28 +119,31 @@ def network(work: Prepared) -> nn.Module:
     elif work.model == "cnn":
         flat = 64 * (shape[1] // 4) * (shape[2] // 4)
         module = nn.Sequential(
-            *(nn.Conv2d(shape[0], 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, work.classes)),
+            nn.Conv2d(shape[0], 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(flat, 512),
+            nn.ReLU(),
+            nn.Linear(512, work.classes),
         )
     elif work.model == "pfl_cnn":
         flat = 64 * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2)
         module = nn.Sequential(
-            *(
-                nn.Conv2d(shape[0], 32, 3),
-                nn.ReLU(),
-                nn.Conv2d(32, 64, 3),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-                nn.Dropout(0.25),
-            ),
-            *(
-                nn.Flatten(),
-                nn.Linear(flat, 128),
-                nn.ReLU(),
-                nn.Dropout(0.5),
-                nn.Linear(128, work.classes),
-            ),
+            nn.Conv2d(shape[0], 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(flat, 128),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(128, work.classes),
         )
     elif work.model == "lstm_shakespeare":
         module = _letters(work.classes)
@@ -147,7 +160,7 @@ def _letters(classes: int) -> nn.Module:
     from torch import nn
 
     class Letters(nn.Module):
-        """One-hot letters, two LSTM layers of 128 units (torch's fused ones), the next letter."""
+        """One-hot letters, two of torch's fused LSTM layers of 128 units, the next letter."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -176,7 +189,7 @@ def train(module: nn.Module, x: torch.Tensor, y: torch.Tensor, work: Prepared) -
 
 
 def score(module: nn.Module, work: Prepared) -> tuple[float, float]:
-    """The share of the test examples that the network gets right, and their mean loss."""
+    """The accuracy on the test examples, and their mean loss."""
     import torch
     import torch.nn.functional as F
 
@@ -184,10 +197,9 @@ def score(module: nn.Module, work: Prepared) -> tuple[float, float]:
     hits, loss = 0, 0.0
     with torch.no_grad():
         for start in range(0, len(work.test_y), 1000):
-            x, y = (
-                torch.from_numpy(part[start : start + 1000]).to(work.device)
-                for part in (work.test_x, work.test_y)
-            )
+            rows = slice(start, start + 1000)
+            x = torch.from_numpy(work.test_x[rows]).to(work.device)
+            y = torch.from_numpy(work.test_y[rows]).to(work.device)
             outputs = module(x)
             hits += int((outputs.argmax(-1) == y).sum())
             loss += float(F.cross_entropy(outputs, y, reduction="sum"))
