@@ -19,11 +19,10 @@ from conftest import federation
 from torch import nn
 
 import rota
-from rota.data import SOURCES, memory, partition, synthetic
+from rota.data import SOURCES, fit, memory, partition, synthetic
 from rota.data.federation import Examples
 from rota.errors import BadInput
 from rota.plan import Task
-from rota.running import fit
 
 X, Y = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
 

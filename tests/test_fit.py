@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rota
+from rota.data import fit, lookups
 from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.models.text import OneHot
 from rota.plan import Task
-from rota.running import fit, lookups
 
 TOKENS = 10
 LENGTH = 6

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import rota
+from rota.data import fit
 from rota.data.federation import Federation
 from rota.data.roster import Roster
 from rota.errors import BadInput, first_line
@@ -18,7 +19,6 @@ from rota.experiment import Experiment
 from rota.hints import called, check_fields, shown
 from rota.plan import Task, top1
 from rota.policies import KINDS
-from rota.running import fit
 from rota.running.record import same_score
 from rota.sampling import asks
 from rota.sampling.metrics import check as check_metrics

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from rota.data import lookups
 from rota.data.federation import Federation, Part
+from rota.data.lookups import Lookup
 from rota.errors import BadInput, at, first_line
 from rota.plan import Task, cross_entropy, top1
-from rota.running import lookups
-from rota.running.lookups import Lookup
 
 TRIED = 256
 """So many examples with extreme numbers, at most, are tried on a model with unknown lookups."""
