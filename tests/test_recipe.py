@@ -86,6 +86,19 @@ def test_a_runs_config_gives_the_same_run_again(tmp_path: Path) -> None:
     ).read_bytes()
 
 
+@pytest.mark.parametrize("kind", registry.kinds())
+def test_defaults_are_written_as_if_they_were_given(kind: str) -> None:
+    for name, member in registry.members(kind).items():
+        required = {
+            key: {int: 1, float: 1.0, str: "a"}.get(hint, "a")
+            for key, (hint, default) in registry.options(kind, member).items()
+            if default is registry.REQUIRED
+        }
+        filled = config.toml(registry.fill(name, kind, member, required))
+        again = config.toml(registry.fill(name, kind, member, filled))
+        assert tomli_w.dumps(again) == tomli_w.dumps(filled)
+
+
 # --- changing a recipe
 
 

@@ -123,7 +123,7 @@ def _converted(value: Any, hint: Any) -> Any:
     kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in UNIONS:
         return _first(value, inner)
-    if kind in LISTS and isinstance(value, list):
+    if kind in LISTS and isinstance(value, list | tuple):
         hints = inner or (Any, ...)
         if kind is not tuple or hints[1:] == (...,):
             hints = hints[:1] * len(value)
@@ -152,7 +152,7 @@ def _finite(value: Any) -> bool:
     """Whether all numbers in a value are finite and fit in 64 bits."""
     if isinstance(value, dict):
         return all(map(_finite, value.values()))
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return all(map(_finite, value))
     if isinstance(value, int):
         return -(2**63) <= value < 2**63

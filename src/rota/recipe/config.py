@@ -256,7 +256,7 @@ def resolve(raw: Config) -> Config:
         raise BadInput("the recipe has no [[task]]: give at least one, with its data and model")
     where = ["task"] if len(tasks) == 1 else [f"task.{number}" for number in range(len(tasks))]
     config["task"] = [_resolve_task(*each) for each in zip(where, tasks, strict=True)]
-    resolved: Config = _toml(config)
+    resolved: Config = toml(config)
     check_numbers("", resolved)
     for place, task in zip(where, resolved["task"], strict=True):
         check_numbers(f"{place}.", task)
@@ -314,12 +314,12 @@ def _named(where: str, kind: str, given: Any, default: str | None = None) -> Con
     return {"name": name, **registry.fill(where, kind, _find(kind, name, where), options)}
 
 
-def _toml(value: Any) -> Any:
+def toml(value: Any) -> Any:
     """A value as TOML can hold it: without None, with lists for tuples and strings for paths."""
     if isinstance(value, dict):
-        return {key: _toml(inner) for key, inner in value.items() if inner is not None}
+        return {key: toml(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return [_toml(inner) for inner in value]
+        return [toml(inner) for inner in value]
     return str(value) if isinstance(value, Path) else value
 
 

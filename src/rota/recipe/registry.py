@@ -67,7 +67,7 @@ def kinds() -> dict[str, Mapping[str, Callable[..., Any]]]:
 
 def listed(key: str) -> str:
     """A kind of policy as `rota list` calls it: samplers; but devices, which has one member."""
-    return key if KINDS[key].single else f"{key}s"
+    return key if KINDS[key].single or key.endswith("s") else f"{key}s"
 
 
 def members(kind: str) -> Mapping[str, Callable[..., Any]]:
@@ -189,12 +189,20 @@ def fill(
         elif key not in left_out and default is REQUIRED:
             raise BadInput(f"'{where}.{key}' is missing: it takes {describe(hint)}")
         elif key not in left_out:
-            filled[key] = default
+            filled[key] = _default(hint, default)
     for name in others.keys() & given.keys():
         if not others[name].allows(filled[name]):
             takes = f"but it takes {others[name].takes}"
             raise BadInput(f"'{where}.{name}' is {shown(filled[name])}, {takes}")
     return filled
+
+
+def _default(hint: Any, value: Any) -> Any:
+    """A default as the hint says: 10 is 10.0 where a number is asked for, as if it were given."""
+    try:
+        return convert("", hint, value)
+    except BadInput:  # a user's own default may be of another type
+        return value
 
 
 def arguments(kind: str, table: dict[str, Any], clients: int = 0) -> dict[str, Any]:
