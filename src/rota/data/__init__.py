@@ -14,7 +14,7 @@ from rota.data.cifar10 import ARCHIVE, BATCHES, cifar10
 from rota.data.digits import digits
 from rota.data.fashion_mnist import FILES as FASHION_MNIST
 from rota.data.fashion_mnist import fashion_mnist
-from rota.data.federation import Examples, Federation, Part, Partition, from_clients
+from rota.data.federation import Examples, Federation, Part, Partition
 from rota.data.femnist import at_hand as femnist_at_hand
 from rota.data.femnist import femnist
 from rota.data.folder import folder
@@ -25,6 +25,7 @@ from rota.data.mnist import FILES as MNIST
 from rota.data.mnist import mnist
 from rota.data.mnist_writers import FILES as WRITERS
 from rota.data.mnist_writers import mnist_writers
+from rota.data.own import from_clients
 from rota.data.roster import Roster
 from rota.data.shakespeare import FILES as PLAYS
 from rota.data.shakespeare import shakespeare

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from rota.arrays import Array
-from rota.data.federation import Federation, from_clients
+from rota.data.federation import Federation
 from rota.data.memory import check_room
+from rota.data.own import from_clients
 from rota.errors import BadInput, first_line
 
 SHARED = "test.npz"

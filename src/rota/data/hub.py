@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from rota.arrays import Array
-from rota.data.federation import Federation, from_clients
+from rota.data.federation import Federation
+from rota.data.own import from_clients
 from rota.errors import BadInput
 
 LABELS = ("label", "labels", "y", "target", "fine_label", "character")
