@@ -30,6 +30,22 @@ from rota.data.roster import Roster
 from rota.errors import BadInput
 from rota.weights import Weights
 
+__all__ = [
+    "Chunk",
+    "Costs",
+    "Duty",
+    "Job",
+    "Local",
+    "Model",
+    "Plan",
+    "Question",
+    "Seen",
+    "State",
+    "Task",
+    "cross_entropy",
+    "top1",
+]
+
 State = dict[str, Any]
 """What a policy remembers between rounds: named numpy arrays and tensors, and nothing else.
 

@@ -21,6 +21,15 @@ from rota.sampling import SAMPLERS
 from rota.world.availability import Availability
 from rota.world.devices import Devices
 
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Observing",
+    "Opening",
+    "Watching",
+    "sees",
+]
+
 EVERYTHING = frozenset({*COLUMNS, "update"})
 
 

@@ -17,6 +17,17 @@ from rota.data.federation import Examples, Partition
 from rota.data.memory import check_room
 from rota.errors import BadInput
 
+__all__ = [
+    "PARTITIONS",
+    "dirichlet",
+    "high_low",
+    "iid",
+    "natural",
+    "shards",
+    "three_way",
+    "unbalanced",
+]
+
 MOST = 2**40
 """The largest count that is taken: far more than fits anywhere, and safe to multiply."""
 

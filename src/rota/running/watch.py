@@ -9,6 +9,11 @@ from typing import Any, Protocol, TypeVar
 from rota.errors import BadInput
 from rota.running.record import Record
 
+__all__ = [
+    "Watch",
+    "Watcher",
+]
+
 News = TypeVar("News")
 
 

@@ -17,6 +17,23 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan
 
+__all__ = [
+    "Procedure",
+    "Weighted",
+    "by",
+    "check_budget",
+    "concatenate",
+    "everybody",
+    "fixed",
+    "independent",
+    "mean",
+    "mix",
+    "multinomial",
+    "restrict",
+    "sequential",
+    "uniform",
+]
+
 Procedure = Literal["fixed", "independent", "multinomial", "sequential"]
 Weighted = Literal["independent", "multinomial", "sequential"]
 

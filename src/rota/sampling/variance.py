@@ -13,6 +13,14 @@ import numpy as np
 from rota.arrays import Array
 from rota.sampling.draw import Procedure
 
+__all__ = [
+    "fixed",
+    "independent",
+    "multinomial",
+    "of",
+    "sequential",
+]
+
 
 def of(
     procedure: Procedure, rates: Array, scores: Array, total: float, products: Array | None = None
