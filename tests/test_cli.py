@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -86,6 +87,22 @@ def test_a_run_says_how_it_ended_and_where_its_report_is(done: Path) -> None:
     assert {"config.toml", "rounds.jsonl", "summary.json", "checkpoint", "report.html"} <= {
         path.name for path in done.iterdir()
     }
+
+
+def test_a_finished_run_takes_more_rounds(done: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "more"
+    shutil.copytree(done, folder)
+    resume = ["run", folder / "config.toml", "--out", folder, "--resume"]
+    outcome = call(*resume, "--set", "rounds=3")
+    assert outcome.status == 0
+    assert "after 3 rounds" in outcome.out
+    assert lines(folder)[:2] == lines(done)
+    assert len(lines(folder)) == 3
+    assert tomllib.loads((folder / "config.toml").read_text())["rounds"] == 3
+    assert call(*resume).status == 0, "config.toml is what resumes it"
+    outcome = call(*resume, "--set", "rounds=2")
+    assert outcome.status == 2
+    assert "rounds is 2, but the run has already played 3: set rounds to at least 3" in outcome.err
 
 
 def test_json_is_alone_on_standard_output(tmp_path: Path) -> None:
