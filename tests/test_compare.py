@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -96,21 +97,12 @@ def test_comparisons_that_say_one_thing_twice_or_half(
 def test_all_combinations_and_all_with_the_same_seeds() -> None:
     config = recipe.override(recipe.read("fedavg-digits"), "seed=7")
     runs = compare.variants(config, ["sampler=full,uniform", "task.lr=0.1,-0.2"], seeds=2)
-    assert list(runs) == [
-        f"{sampler}-{lr}-seed{seed}"
-        for sampler in ("full", "uniform")
-        for lr in ("0.1", "-0.2")
-        for seed in (7, 8)
+    all_of_them = list(itertools.product(("full", "uniform"), (0.1, -0.2), (7, 8)))
+    assert list(runs) == [f"{sampler}-{lr}-seed{seed}" for sampler, lr, seed in all_of_them]
+    settings = [
+        (run["sampler"]["name"], run["task"][0]["lr"], run["seed"]) for run in runs.values()
     ]
-    assert {
-        name: (run["sampler"]["name"], run["task"][0]["lr"], run["seed"])
-        for name, run in runs.items()
-    } == {
-        f"{sampler}-{lr}-seed{seed}": (sampler, lr, seed)
-        for sampler in ("full", "uniform")
-        for lr in (0.1, -0.2)
-        for seed in (7, 8)
-    }
+    assert settings == all_of_them
     assert runs["uniform-0.1-seed7"]["sampler"]["budget"] == 5  # what a value does not change stays
     assert config["seed"] == 7
 
@@ -386,19 +378,15 @@ def test_scores_that_are_not_alike_have_no_columns_over_all() -> None:
 
 def test_what_is_compared_sees_the_same_noise(finished: tuple[Path, str]) -> None:
     folder, _ = finished
-    drawn = {
-        path.name: [line["cohort"] for line in lines(path)]
-        for path in folder.iterdir()
-        if path.is_dir()
-    }
+    drawn, first_loss = {}, {}
+    for path in folder.iterdir():
+        if path.is_dir():
+            records: list[Any] = lines(path)
+            drawn[path.name] = [line["cohort"] for line in records]
+            first_loss[path.name] = records[0]["models"]["digits"]["train_loss"]
     assert drawn["fedavg-seed0"] == drawn["unbiased-seed0"]
     assert drawn["fedavg-seed0"] != drawn["fedavg-seed1"]
-    train = {
-        path.name: lines(path)[0]["models"]["digits"]["train_loss"]
-        for path in folder.iterdir()
-        if path.is_dir()
-    }  # type: ignore[index]
-    assert train["fedavg-seed0"] == train["unbiased-seed0"]
+    assert first_loss["fedavg-seed0"] == first_loss["unbiased-seed0"]
 
 
 def test_one_of_its_runs_is_the_run_alone(finished: tuple[Path, str], tmp_path: Path) -> None:

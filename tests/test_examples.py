@@ -152,12 +152,8 @@ def test_no_two_pages_write_into_one_folder() -> None:
     """So that a reader can follow one page after the other."""
     folders: dict[str, str] = {}
     for page in PAGES:
-        for words in (
-            words
-            for kind, text in blocks(page.read_text())
-            if kind == "sh"
-            for words in commands(text)
-        ):
+        shell = [text for kind, text in blocks(page.read_text()) if kind == "sh"]
+        for words in (words for text in shell for words in commands(text)):
             if words[0] in ("run", "compare") and "--out" in words and "--resume" not in words:
                 folder, command = words[words.index("--out") + 1], shlex.join(words)
                 assert folders.setdefault(folder, command) == command, (

@@ -53,7 +53,7 @@ def make(
     path.mkdir(parents=True)
     tasks = [{"name": model, "model": "net", "lr": 0.1} for model in models]
     sampler = {"sampler": {"name": "uniform", "budget": cohort}}
-    whole = {
+    settings = {
         "rounds": rounds,
         "seed": seed,
         "evaluate": evaluate,
@@ -61,7 +61,7 @@ def make(
         **config,
         "task": tasks,
     }
-    (path / "config.toml").write_text(tomli_w.dumps(whole))
+    (path / "config.toml").write_text(tomli_w.dumps(settings))
     data = {}
     for model in models:
         labels = rng.integers(0, 50, (people, classes or 1)) * rng.integers(1, 5, (people, 1)) + 1
@@ -95,18 +95,20 @@ def make(
             scores[errors]["accuracy"] = -200.5 / now
         together = tested and not errors
         reached = [score["accuracy"] for score in scores.values()] if tested else [np.nan]
-        fair = {"worst_accuracy": float(np.min(reached)), "accuracy_spread": float(np.std(reached))}
+        whole = {"accuracy": None, "loss": None, "worst_accuracy": None, "accuracy_spread": None}
+        if together:
+            whole = {
+                "accuracy": float(np.mean(reached)),
+                "loss": float(np.mean([score["loss"] for score in scores.values()])),
+                "worst_accuracy": float(np.min(reached)),
+                "accuracy_spread": float(np.std(reached)),
+            }
+        if len(models) == 1:
+            del whole["worst_accuracy"], whole["accuracy_spread"]
+        failed = {"client": 1, "model": models[0], "reason": failing}
         line = {
             "round": now,
-            "accuracy": float(np.mean(reached)) if together else None,
-            **(
-                {key: value if together else None for key, value in fair.items()}
-                if len(models) > 1
-                else {}
-            ),
-            "loss": float(np.mean([score["loss"] for score in scores.values()]))
-            if together
-            else None,
+            **whole,
             "models": scores,
             "cohort": {
                 model: rng.choice(people, cohort, replace=False).tolist() for model in models
@@ -117,9 +119,7 @@ def make(
             "bytes_down": now * 1_000_000 * cohort,
             "server_bytes": 4_000_000,
             "client_seconds": 60.0,
-            "failures": [{"client": 1, "model": models[0], "reason": failing}]
-            if failing and now % 2
-            else [],
+            "failures": [failed] if failing and now % 2 else [],
             **(more or {}),
         }
         lines.append(json.dumps(line) + "\n")
@@ -743,17 +743,15 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("several", [False, True])
 def test_any_page_has_charts_that_plotly_takes(tmp_path: Path, case: str, several: bool) -> None:
-    groups = (
-        compare(tmp_path / "all", seeds=2, **CASES[case])
-        if several
-        else read_all(make(tmp_path / "a", **CASES[case]))
-    )
+    if several:
+        groups = compare(tmp_path / "all", seeds=2, **CASES[case])
+    else:
+        groups = read_all(make(tmp_path / "a", **CASES[case]))
     html = render(groups)
     page = traces_of(html)
     for key, chart in page["charts"].items():
-        go.Figure(
-            {"data": chart["traces"], "layout": chart["layout"]}
-        )  # plotly checks every name and value
+        # plotly checks every name and value
+        go.Figure({"data": chart["traces"], "layout": chart["layout"]})
         assert f'data-chart="{key}"' in html
         for trace in chart["traces"]:
             along = trace["meta"].get("along")

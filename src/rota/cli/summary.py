@@ -104,13 +104,10 @@ def _accuracies(settings: list[Setting], models: list[str]) -> list[str]:
 
 def _rounds_to_target(settings: list[Setting], models: list[str]) -> list[str]:
     """One column for each model; nothing without a target."""
-    aimed = [
-        model
-        for setting in settings
-        for result in setting
-        for model in result["models"].values()
-        if "rounds_to_target" in model
-    ]
+    aimed = False
+    for setting in settings:
+        for result in setting:
+            aimed |= any("rounds_to_target" in model for model in result["models"].values())
     if not aimed:
         return []
     columns = [[model, *(_hits(setting, model) for setting in settings)] for model in models]
