@@ -3,6 +3,8 @@ import rota
 
 
 class Movers:
+    sees = ("norm",)  # all that it learns about single clients
+
     def init(self, shares, rounds):  # shares[s, i]: how much of model s's data client i has
         return {"score": shares}
 

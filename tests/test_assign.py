@@ -36,6 +36,7 @@ from rota.sampling import (
     leader,
 )
 from rota.sampling.waterfill import fill, waterfill
+from rota.testing import replies
 
 SHARES = np.array(
     [
@@ -545,17 +546,10 @@ def test_s0s_mix_of_processors() -> None:
 
 
 def told(plan: Plan, norm: Array, loss: Array | None = None, pace: Array | float = 1.0) -> Seen:
-    at, rows = (plan.model, plan.client), len(plan)
-    losses = np.ones(rows) if loss is None else loss[at]
-    return Seen(
-        norm[at],
-        losses,
-        np.ones(rows),
-        np.ones(rows),
-        [""] * rows,
-        None,
-        pace if isinstance(pace, float) else pace[plan.model],
-    )
+    clients = replies.Clients.of(np.zeros((*norm.shape, 1)), loss, norm=norm)
+    seen = clients.seen(plan)
+    seen.pace = pace if isinstance(pace, float) else pace[plan.model]
+    return seen
 
 
 def asked(

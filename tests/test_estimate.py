@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from rota import rng
-from rota.estimate import ESTIMATORS, SERVERS, Adam, Estimator, FedAvg, Server, Sgd, Unbiased, Yogi
+from rota.estimate import ESTIMATORS, SERVERS, Adam, FedAvg, Server, Sgd, Unbiased, Yogi
 from rota.plan import Chunk, Plan
 from rota.sampling import Uniform
+from rota.testing import estimators, replies
 from rota.weights import Weights
 
 PLAN = Plan(
@@ -26,91 +29,44 @@ MODELS = [
 ]
 
 
-def chunk(
-    rows: list[int], model: int, update: Tensor, buffers: Tensor, reason: list[str] | None = None
-) -> Chunk:
-    n = len(rows)
-    return Chunk(
-        np.array(rows),
-        model,
-        0.1,
-        update,
-        buffers,
-        np.ones(n),
-        np.ones(n, int),
-        np.ones(n),
-        np.ones(n),
-        reason or [""] * n,
-    )
+def chunk(rows: list[int], model: int, update: Tensor, buffers: Tensor) -> Chunk:
+    return replies.chunk(np.array(rows), model, update, buffers)
 
 
-@pytest.mark.parametrize("estimator", [member() for member in ESTIMATORS.values()], ids=ESTIMATORS)
+@pytest.mark.parametrize("name", ESTIMATORS)
 class TestEveryEstimator:
-    def estimate(
-        self, estimator: Estimator, chunks: list[Chunk]
-    ) -> list[tuple[Tensor | None, Tensor | None]]:
-        state = estimator.init(MODELS, SHARES)
-        sums = estimator.begin(state, MODELS, PLAN)
-        for each in chunks:
-            estimator.add(sums, PLAN, each)
-        return [*estimator.finish(state, sums)[0]]
+    @pytest.mark.parametrize("check", estimators.CHECKS, ids=lambda check: check.__name__)
+    def test_the_suite_of_rota_testing(self, name: str, check: Any) -> None:
+        check(ESTIMATORS[name]())
 
-    def test_chunking_and_order_do_not_matter(self, estimator: Estimator) -> None:
-        update, buffers = torch.randn(3, 5), torch.rand(3, 2)
-        whole = self.estimate(estimator, [chunk([0, 1, 3], 0, update, buffers)])
-        parts = self.estimate(
-            estimator,
-            [chunk([3], 0, update[2:], buffers[2:]), chunk([0, 1], 0, update[:2], buffers[:2])],
-        )
-        for one, two in zip(whole[0], parts[0], strict=True):
-            torch.testing.assert_close(one, two)
+    def test_full_participation_is_the_exact_sum(self, name: str) -> None:
+        estimators.check_full_participation(ESTIMATORS[name]())
 
-    def test_a_model_without_rows_has_no_estimate(self, estimator: Estimator) -> None:
-        assert self.estimate(estimator, [chunk([2], 1, torch.randn(1, 3), torch.rand(1, 0))])[
-            2
-        ] == (None, None)
+    def test_it_is_unbiased_or_says_that_it_is_not(self, name: str) -> None:
+        estimator: Any = ESTIMATORS[name]()
+        if estimator.unbiased:
+            estimators.check_unbiased(estimator)
+        else:
+            with pytest.raises(AssertionError, match="says that it is unbiased, but the mean"):
+                estimators.check_unbiased(estimator)
 
-    def test_failed_rows_do_not_count(self, estimator: Estimator) -> None:
-        update, buffers = torch.randn(3, 5), torch.rand(3, 2)
-        update[1] = torch.nan
-        with_failure = self.estimate(
-            estimator, [chunk([0, 1, 3], 0, update, buffers, ["", "NaN", ""])]
-        )
-        without = self.estimate(estimator, [chunk([0, 3], 0, update[[0, 2]], buffers[[0, 2]])])
-        for one, two in zip(with_failure[0], without[0], strict=True):
-            torch.testing.assert_close(one, two)
-        only_failure = self.estimate(estimator, [chunk([0], 0, update[1:2], buffers[1:2], ["NaN"])])
-        assert only_failure[0] == (None, None)
-
-    def test_buffers_are_a_mean(self, estimator: Estimator) -> None:
-        buffers = torch.rand(3, 2)
-        found = self.estimate(estimator, [chunk([0, 1, 3], 0, torch.randn(3, 5), buffers)])[0][1]
+    def test_buffers_are_a_mean(self, name: str) -> None:
+        estimator, buffers = ESTIMATORS[name](), torch.rand(3, 2)
+        sums = estimator.begin(state := estimator.init(MODELS, SHARES), MODELS, PLAN)
+        estimator.add(sums, PLAN, chunk([0, 1, 3], 0, torch.randn(3, 5), buffers))
         weight = torch.tensor(PLAN.weight[[0, 1, 3]], dtype=torch.float32)
+        found = estimator.finish(state, sums)[0][0].buffers
         torch.testing.assert_close(found, weight @ buffers / weight.sum())
 
-    def test_the_state_is_not_changed(self, estimator: Estimator) -> None:
-        """A round that is given up leaves nothing behind."""
+    def test_the_first_state_is_not_changed(self, name: str) -> None:
+        estimator = ESTIMATORS[name]()
         state = estimator.init(MODELS, SHARES)
-        before = {name: value.clone() for name, value in state.items()}
+        before = {key: value.clone() for key, value in state.items()}
         sums = estimator.begin(state, MODELS, PLAN)
         estimator.add(sums, PLAN, chunk([0, 1, 3], 0, torch.randn(3, 5), torch.rand(3, 2)))
         _, new = estimator.finish(state, sums)
         assert new.keys() == state.keys()
         torch.testing.assert_close(state, before, equal_nan=True, rtol=0, atol=0)
-
-    def test_a_chunk_is_not_kept(self, estimator: Estimator) -> None:
-        """An engine may use its memory again."""
-        update, buffers = torch.randn(3, 5), torch.rand(3, 2)
-        found = []
-        for spoilt in (False, True):
-            state = estimator.init(MODELS, SHARES)
-            sums = estimator.begin(state, MODELS, PLAN)
-            mine = update.clone()
-            estimator.add(sums, PLAN, chunk([0, 1, 3], 0, mine, buffers))
-            mine.mul_(0 if spoilt else 1)
-            found.append(estimator.finish(state, sums))
-        torch.testing.assert_close(found[0][1], found[1][1], equal_nan=True, rtol=0, atol=0)
-        assert torch.equal(found[0][0][0].update, found[1][0][0].update)  # type: ignore[arg-type]
 
 
 def test_unbiased_is_the_sum_and_fedavg_the_mean() -> None:

@@ -21,7 +21,7 @@ from rota.engine import make
 from rota.errors import BadInput
 from rota.experiment import Experiment
 from rota.plan import Task, whole
-from rota.running import experiment
+from rota.running import run as running
 from rota.sampling import SAMPLERS, draw, metrics
 from rota.sampling.metrics import METRICS, Meter, Updates, look, measure
 
@@ -262,7 +262,7 @@ def test_the_time_it_takes_is_not_the_runs(
             self.seconds += 1000
             return super().__call__(*args)
 
-    monkeypatch.setattr(experiment, "Meter", Slow)
+    monkeypatch.setattr(running, "Meter", Slow)
     summary = rota.run(
         [Task(linear, blobs)], rounds=3, sampler=SAMPLERS["uniform"](budget=2), metrics=["regret"]
     ).summary  # type: ignore[call-arg]

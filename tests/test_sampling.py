@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import re
@@ -45,13 +44,13 @@ from rota.sampling import (
     draw,
     leader,
     memory,
-    variance,
 )
 from rota.sampling.draw import Procedure
 from rota.sampling.mmfl import Assigning
 from rota.sampling.ocs import approximate
 from rota.sampling.osmd import lift
 from rota.sampling.waterfill import fill, waterfill
+from rota.testing import replies, samplers
 
 SHARES = np.array([[0.3, 0.2, 0.1, 0.25, 0.1, 0.05], [0.5, 0.0, 0.2, 0.0, 0.25, 0.05]])
 UPDATES = (
@@ -60,6 +59,7 @@ UPDATES = (
     + 0.3
 )
 LOSSES = np.random.default_rng(1).random((2, 6))
+CLIENTS = replies.Clients.of(UPDATES, LOSSES)
 BUDGET = 3
 MORE: dict[str, list[dict[str, Any]]] = {
     "uniform": [
@@ -92,27 +92,12 @@ MORE: dict[str, list[dict[str, Any]]] = {
 """Options beside the defaults with which a sampler runs through the suite."""
 
 
-def variance_of(procedure: draw.Procedure, rates: Array, products: Array) -> float:
-    """From the inner products of all x_i."""
-    return variance.of(
-        procedure,
-        rates,
-        np.sqrt(np.diag(products)),
-        float(np.sqrt(max(products.sum(), 0.0))),
-        products,
-    )
-
-
 def members() -> dict[str, Sampler]:
     out: dict[str, Sampler] = {}
     for name, kind in SAMPLERS.items():
+        size = {"budget": BUDGET} if "budget" in registry.options("samplers", kind) else {}
         for more in ({}, *MORE.get(name, [])):
-            sized = (
-                {"budget": BUDGET, **more}
-                if "budget" in registry.options("samplers", kind)
-                else more
-            )
-            out["-".join([name, *map(str, more.values())])] = kind(**sized)
+            out["-".join([name, *map(str, more.values())])] = kind(**(size | more))
     return out
 
 
@@ -120,99 +105,23 @@ MEMBERS = members()
 every_sampler = pytest.mark.parametrize("sampler", MEMBERS.values(), ids=MEMBERS)
 
 
-def answers(plan: Plan, updates: Array = UPDATES) -> Seen:
-    """What the rows of a plan would say, and nobody fails."""
-    at = (plan.model, plan.client)
-    norm = np.linalg.norm(updates, axis=2)[at]
-    kept = dict(enumerate(torch.from_numpy(updates[at])))
-    return Seen(
-        norm, LOSSES[at], np.full(len(plan), 5.0), np.ones(len(plan)), [""] * len(plan), kept
-    )
-
-
 def asked(sampler: Sampler, state: State, shares: Array, generator: np.random.Generator) -> State:
-    if not isinstance(sampler, Asking):
-        return state
-    question = sampler.ask(state, shares, generator)
-    return sampler.hear(state, question.rows, answers(question.rows))
+    return replies.ask(sampler, state, shares, generator, CLIENTS)
 
 
 def step(sampler: Sampler, state: State, shares: Array, key: int) -> tuple[Plan, State]:
-    generator = rng.generator(rng.key(key, "test"))
-    state = asked(sampler, state, shares, generator)
-    plan = sampler.draw(state, shares, generator)
-    return plan, sampler.observe(state, shares, plan, answers(plan))
+    return replies.play(sampler, state, shares, key, CLIENTS)
 
 
-def experienced(sampler: Sampler, shares: Array = SHARES, rounds: int = 4) -> State:
-    """The state after some rounds, so that adaptive samplers are no longer uniform."""
-    state = sampler.init(shares, 50)
+def experienced(sampler: Sampler, rounds: int = 4) -> State:
+    """The state after some rounds, in which adaptive samplers have learned."""
+    state = sampler.init(SHARES, 50)
     for key in range(rounds):
-        _, state = step(sampler, state, shares, key)
+        _, state = step(sampler, state, SHARES, key)
     return state
 
 
 # --- what a sampler claims: each check raises AssertionError where it does not hold
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Many draws from one state, as weights and probabilities [draws, models, clients].
-
-    Both are 0 for pairs that were not drawn.
-    """
-
-    weight: Array
-    claimed: Array
-
-    @classmethod
-    def of(cls, sampler: Sampler, shares: Array = SHARES, number: int = 3000) -> Draws:
-        state = experienced(sampler)
-        weight, claimed = np.zeros((2, number, *shares.shape))
-        for key in range(number):
-            generator = rng.generator(rng.key(1, key))
-            plan = sampler.draw(asked(sampler, state, shares, generator), shares, generator)
-            weight[key, plan.model, plan.client] = plan.weight
-            claimed[key, plan.model, plan.client] = plan.probability
-        return cls(weight, claimed)
-
-
-def check_near(values: Array, expected: Array | float, errors: float = 5.0) -> None:
-    """The mean over the first axis is as expected, within some standard errors."""
-    error = values.std(axis=0) / np.sqrt(len(values))
-    assert (np.abs(values.mean(axis=0) - expected) <= errors * error + 1e-9).all()
-
-
-def check_unbiased(draws: Draws, shares: Array = SHARES) -> None:
-    """The mean weight of every pair is its share, so the mean estimate is full participation's."""
-    check_near(draws.weight, shares)
-    check_near(
-        np.einsum("ksn,snd->ksd", draws.weight, UPDATES), np.einsum("sn,snd->sd", shares, UPDATES)
-    )
-
-
-def check_inclusion(draws: Draws, shares: Array = SHARES) -> None:
-    """A pair is drawn as often as said: the mean of 1 / p over the draws that have it is 1."""
-    if not np.isnan(draws.claimed).any():
-        assert ((draws.claimed >= 0) & (draws.claimed <= 1)).all()
-        chances = np.divide(
-            1.0, draws.claimed, out=np.zeros_like(draws.claimed), where=draws.claimed > 0
-        )
-        check_near(chances[:, shares > 0], 1.0)
-
-
-def check_rates(sampler: Any, shares: Array = SHARES) -> None:
-    """The rates spend the budget, and are probabilities where coins are tossed by them."""
-    rates = sampler.rates(asked(sampler, experienced(sampler), shares, rng.generator(0)), shares)
-    owners = (shares > 0).sum(axis=1)
-    coins = sampler.procedure == "independent"
-    expected = np.where(
-        owners > 0, np.minimum(sampler.budget, owners) if coins else sampler.budget, 0
-    )
-    assert rates.sum(axis=1) == pytest.approx(expected, rel=1e-12)
-    assert (rates >= 0).all()
-    assert not rates[shares == 0].any()
-    assert not coins or (rates <= 1).all()
 
 
 def check_pairs(sampler: Any, shares: Array = SHARES) -> None:
@@ -233,36 +142,10 @@ def check_pairs(sampler: Any, shares: Array = SHARES) -> None:
         )
 
 
-def check_variance(sampler: Any, draws: Draws) -> None:
-    """The spread of the estimates is what the procedure's formula says, for each model."""
-    rates = sampler.rates(asked(sampler, experienced(sampler), SHARES, rng.generator(0)), SHARES)
-    for s, (share, update) in enumerate(zip(SHARES, UPDATES, strict=True)):
-        parts = share[:, None] * update
-        errors = ((draws.weight[:, s] @ update - parts.sum(axis=0)) ** 2).sum(axis=1)
-        own = share > 0
-        check_near(
-            errors,
-            variance_of(sampler.procedure, rates[s, own], (parts @ parts.T)[np.ix_(own, own)]),
-        )
-
-
-def has_variance(sampler: Any) -> bool:
-    """Whether a matrix of rates determines the draws: not for a cohort of a cohort, or strata."""
-    return (
-        hasattr(sampler, "procedure")
-        and hasattr(sampler, "rates")
-        and getattr(sampler, "cohort", 6) >= 6
-    )
-
-
-def check(sampler: Any) -> None:
+def check(sampler: Any, shares: Array = SHARES, draws: int = 3000) -> None:
     """All claims of a sampler that says it is unbiased."""
-    draws = Draws.of(sampler)
-    check_unbiased(draws)
-    check_inclusion(draws)
-    if has_variance(sampler):
-        check_rates(sampler)
-        check_variance(sampler, draws)
+    samplers.check_unbiased(sampler, shares, draws)
+    if samplers.measurable(sampler, shares):
         check_exactly(sampler)
     if isinstance(sampler, Assigning):
         check_pairs(sampler)
@@ -348,7 +231,7 @@ def check_procedure(procedure: Procedure, rates: Array, shares: Array, updates: 
     assert weight == pytest.approx(shares, rel=1e-9)
     assert procedure == "sequential" or inclusion == pytest.approx(1, rel=1e-9)
     assert squares == pytest.approx(
-        variance_of(procedure, rates, parts @ parts.T), rel=1e-8, abs=1e-12
+        samplers.variance_of(procedure, rates, parts @ parts.T), rel=1e-8, abs=1e-12
     )
 
 
@@ -357,102 +240,35 @@ def check_procedure(procedure: Procedure, rates: Array, shares: Array, updates: 
 
 @every_sampler
 class TestEverySampler:
-    def test_the_same_key_draws_the_same_plan(self, sampler: Sampler) -> None:
-        one, two = (step(sampler, experienced(sampler), SHARES, 5)[0] for _ in range(2))
-        for name in draw.COLUMNS:
-            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-
-    def test_rows_are_unique_pairs_with_data(self, sampler: Sampler) -> None:
-        state = sampler.init(SHARES, 50)
-        for key in range(30):
-            plan, state = step(sampler, state, SHARES, key)
-            assert len({*zip(plan.client, plan.model, strict=True)}) == len(plan)
-            assert (SHARES[plan.model, plan.client] > 0).all()
-            assert (plan.weight > 0).all()
-            assert (
-                np.isnan(plan.probability) | ((plan.probability > 0) & (plan.probability <= 1))
-            ).all()
+    @pytest.mark.parametrize("check", samplers.CHECKS, ids=lambda check: check.__name__)
+    def test_the_suite_of_rota_testing(self, sampler: Sampler, check: Any) -> None:
+        for shares in samplers.SHARES:
+            check(sampler, shares)
 
     def test_it_is_unbiased_or_says_that_it_is_not(self, sampler: Any) -> None:
         if sampler.unbiased:
             check(sampler)
         else:
-            with pytest.raises(AssertionError):
-                check_unbiased(Draws.of(sampler, number=1000))
+            with pytest.raises(AssertionError, match=r"that it is unbiased, but|never draws"):
+                samplers.Draws(sampler, experienced(sampler), SHARES, 1000).check_weights()
 
-    def test_clients_that_cannot_be_reached_are_left_out(self, sampler: Any) -> None:
-        """The rows of the matrix then sum to anything, and have few clients or none."""
+    def test_clients_that_were_away_can_be_drawn_again(self, sampler: Any) -> None:
+        if not isinstance(sampler, Assigning) and not samplers.measurable(sampler, SHARES):
+            return
         state = experienced(sampler)
-        for reachable in (
-            [1, 1, 1, 0, 1, 0],
-            [1, 0, 0, 0, 0, 1],
-            [0, 0, 0, 0, 1, 0],
-            [0, 0, 0, 1, 0, 0],
-            [0, 0, 0, 0, 0, 0],
-        ):
-            shares = SHARES * reachable / 0.6
-            plan, after = step(sampler, state, shares, 3)
-            assert (shares[plan.model, plan.client] > 0).all()
-            assert all(np.isfinite(plan.weight))
-            assert after.keys() == state.keys()
-            if has_variance(sampler) or isinstance(sampler, Assigning):
-                (check_pairs if isinstance(sampler, Assigning) else check_rates)(sampler, shares)
-                again = asked(sampler, after, SHARES, rng.generator(0))
-                assert (sampler.rates(again, SHARES)[SHARES > 0] > 0).all(), (
-                    "those who were away can be drawn again"
-                )
-        few = SHARES * [1, 1, 1, 0, 1, 0] / 0.6
-        if sampler.unbiased:
-            check_unbiased(Draws.of(sampler, few, 1500), few)
+        for few in samplers.reachable(SHARES):
+            _, after = step(sampler, state, few, 3)
+            if isinstance(sampler, Assigning):
+                check_pairs(sampler, few)
+            again = asked(sampler, after, SHARES, rng.generator(0))
+            assert (sampler.rates(again, SHARES)[SHARES > 0] > 0).all()
 
-    def test_the_state_is_named_arrays_and_is_not_written_into(self, sampler: Sampler) -> None:
+    def test_the_names_in_the_state_stay(self, sampler: Sampler) -> None:
+        names = sampler.init(SHARES, 50).keys()
         state = experienced(sampler)
-        assert state.keys() == sampler.init(SHARES, 50).keys()
+        assert state.keys() == names
         for name, value in state.items():
             assert isinstance(value, torch.Tensor if name.startswith("update.") else np.ndarray)
-        before = copy.deepcopy(state)
-        step(sampler, state, SHARES, 9)
-        for name, value in before.items():
-            np.testing.assert_array_equal(value, state[name])
-
-    def test_rows_that_failed_teach_nothing_false(self, sampler: Sampler) -> None:
-        state = experienced(sampler)
-        state = asked(sampler, state, SHARES, rng.generator(0))
-        plan = sampler.draw(state, SHARES, rng.generator(2))
-        silent = Seen.nothing(len(plan), updates=True)
-        after = sampler.observe(state, SHARES, plan, silent)
-        assert after.keys() == state.keys()
-        following, _ = step(sampler, after, SHARES, 4)
-        assert np.isfinite(following.weight).all()
-
-    def test_enormous_updates_are_no_trouble(self, sampler: Sampler) -> None:
-        """Their norms overflow."""
-        state = sampler.init(SHARES, 50)
-        for norm in (np.inf, 1e300, 1.0, np.inf):
-            generator = rng.generator(0)
-            if isinstance(sampler, Asking):
-                rows = sampler.ask(state, SHARES, generator).rows
-                state = sampler.hear(
-                    state, rows, replace(answers(rows), norm=np.full(len(rows), norm))
-                )
-            plan = sampler.draw(state, SHARES, generator)
-            assert np.isfinite(plan.weight).all()
-            state = sampler.observe(
-                state, SHARES, plan, replace(answers(plan), norm=np.full(len(plan), norm))
-            )
-        assert np.isfinite(step(sampler, state, SHARES, 0)[0].weight).all()
-
-    def test_updates_of_zero_are_no_trouble(self, sampler: Sampler) -> None:
-        """A model that has converged: all norms are 0."""
-        state = sampler.init(SHARES, 50)
-        for key in range(3):
-            generator = rng.generator(key)
-            if isinstance(sampler, Asking):
-                rows = sampler.ask(state, SHARES, generator).rows
-                state = sampler.hear(state, rows, answers(rows, 0 * UPDATES))
-            plan = sampler.draw(state, SHARES, generator)
-            state = sampler.observe(state, SHARES, plan, answers(plan, 0 * UPDATES))
-            assert np.isfinite(plan.weight).all()
 
     def test_one_client(self, sampler: Sampler) -> None:
         names = {each.name for each in fields(sampler)}  # type: ignore[arg-type]
@@ -472,9 +288,10 @@ class TestEverySampler:
             sampler.needs,
         )
         assert told
-        assert isinstance(sampler, Asking) == (
-            "that" in sampler.needs or told[2] in ("all", "some")
-        )
+        asks = "that" in sampler.needs or told[2] in ("all", "some")
+        assert isinstance(sampler, Asking) == asks
+        column = {"norms": "norm", "losses": "loss", "updates": "update"}
+        assert sampler.sees == {column[word] for word in sampler.needs.split() if word in column}
 
 
 # --- the suite fails where it must
@@ -616,9 +433,9 @@ def test_the_published_random_is_biased(processors: int) -> None:
 
 def test_the_published_solver_is_biased_even_if_nobody_looks_at_its_probabilities() -> None:
     """It is the estimate itself that is off: clients drawn for sure count less than their share."""
-    draws = Draws.of(Planted("off by one"))
+    draws = samplers.Draws(Planted("off by one"), {}, SHARES)
     with pytest.raises(AssertionError):
-        check_unbiased(draws)
+        draws.check_weights()
     assert off_by_one(np.array([1.0, 2, 3, 10]), 2).max() > 1
 
 
@@ -632,7 +449,7 @@ def test_dividing_by_k_times_q_without_replacement_is_biased() -> None:
             return replace(plan, weight=np.full(len(plan), 1 / BUDGET))
 
     with pytest.raises(AssertionError):
-        check_unbiased(Draws.of(Naive("naive")))
+        samplers.Draws(Naive("naive"), {}, SHARES).check_weights()
 
 
 # --- procedures
@@ -669,7 +486,7 @@ def test_a_fixed_size_beats_coins_where_updates_point_the_same_way() -> None:
         parts = updates / n
         products = parts @ parts.T
         rates = np.full(n, k / n)
-        difference = variance_of("fixed", rates, products) - variance_of(
+        difference = samplers.variance_of("fixed", rates, products) - samplers.variance_of(
             "independent", rates, products
         )
         assert difference == pytest.approx(
@@ -1230,7 +1047,7 @@ def test_divfl_asks_everybody_once_and_then_keeps_what_it_sees() -> None:
     _, state = step(sampler, state, SHARES, 0)
     assert len(sampler.ask(state, SHARES, rng.generator(0)).rows) == 0
     rows = Plan(np.array([4]), np.array([1]), np.ones(1), np.ones(1))
-    after = sampler.observe(state, SHARES, rows, answers(rows, -UPDATES))
+    after = replies.observe(sampler, state, SHARES, rows, replies.Clients.of(-UPDATES))
     assert after["update.1.4"] == pytest.approx(-UPDATES[1, 4])
     storage = after["update.1.4"].untyped_storage()
     assert storage.nbytes() == after["update.1.4"].nbytes, (
@@ -1279,7 +1096,7 @@ def test_clustered_sampling(name: str, data: st.DataObject) -> None:
         / m**2
     )
     parts = shares[:, None] * updates
-    assert spread <= variance_of("multinomial", m * shares, parts @ parts.T) + 1e-6
+    assert spread <= samplers.variance_of("multinomial", m * shares, parts @ parts.T) + 1e-6
     plan = sampler.draw(state, shares[None], rng.generator(0))
     assert plan.weight.sum() == pytest.approx(1)
     assert plan.probability == pytest.approx(1 - np.prod(1 - r[:, plan.client], axis=0), abs=1e-6)
@@ -1316,6 +1133,7 @@ def test_the_page_of_samplers_says_what_they_say_of_themselves() -> None:
     page = (Path(__file__).parents[1] / "docs" / "samplers.md").read_text()
     rows = []
     for row in registry.table("samplers"):
+        assert row["sees"] == sorted(SAMPLERS[row["name"]].sees)  # type: ignore[attr-defined]
         cells = [f"`{row['name']}`", "yes" if row["unbiased"] else "no", row["needs"], row["costs"]]
         rows.append(f"| {' | '.join(cells)} |")
     table = page[page.index("| sampler | unbiased |") :].split("\n\n")[0]

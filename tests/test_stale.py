@@ -46,6 +46,7 @@ from rota.experiment import Experiment
 from rota.plan import Chunk, Plan, Question, Seen, Task
 from rota.running.check import check
 from rota.sampling import SAMPLERS, Full, Ocs, RoundRobin, Uniform
+from rota.testing import replies
 from rota.weights import Weights
 
 PLACES: tuple[Place, ...] = ("device", "cpu", "disk")
@@ -119,24 +120,10 @@ def chunks(
     """What comes back for a plan: first one row of each model, then the others."""
     for s in range(len(updates)):
         for rows in np.split(np.flatnonzero(plan.model == s), [1]):
-            if n := len(rows):
-                update, nothing = (
-                    torch.from_numpy(updates[s][plan.client[rows]]),
-                    torch.zeros(n, 0, dtype=torch.float64),
-                )
+            if len(rows):
+                update = torch.from_numpy(updates[s][plan.client[rows]])
                 why = [reason(s, i) for i in plan.client[rows].tolist()]
-                yield Chunk(
-                    rows,
-                    s,
-                    0.1,
-                    update,
-                    nothing,
-                    np.ones(n),
-                    np.ones(n, int),
-                    np.ones(n),
-                    np.ones(n),
-                    why,
-                )
+                yield replies.chunk(rows, s, update, reason=why)
 
 
 def ask(estimator: Estimator, state: Tensors, rows: Plan, updates: Updates) -> Tensors:
@@ -750,7 +737,8 @@ def test_every_estimator_says_what_it_is(estimator: str) -> None:
     member: Any = ESTIMATORS[estimator]
     assert member.unbiased is (estimator not in ("fedavg", "mifa"))
     assert member.needs == ("norms of all clients" if estimator == "stale-vr" else "nothing")
-    assert "on the server" in member.costs or estimator in ("unbiased", "fedavg")
+    assert ("on the server" in member.costs) == (estimator not in ("unbiased", "fedavg"))
+    assert member.sees == ({"update"} if "on the server" in member.costs else set())
 
 
 def test_the_page_on_estimators_is_that_of_the_list() -> None:
@@ -799,10 +787,8 @@ def test_a_sampler_of_ones_own_goes_by_what_it_asks() -> None:
     tasks = [Task(linear, federation([5, 9, 7]))]
     assert len(rota.run(tasks, Own(2), estimator=StaleVr(), rounds=2).records) == 2
     assert len(rota.run(tasks, Expectant(2), estimator=StaleVre(), rounds=2).records) == 2
-    with pytest.raises(
-        BadInput,
-        match="the sampler 'Expectant' draws by what an estimator expects, which 'unbiased' cannot",
-    ):
+    wrong = "'Expectant' draws by the norms that an estimator expects, and 'unbiased' cannot tell"
+    with pytest.raises(BadInput, match=wrong):
         rota.run(tasks, Expectant(2), rounds=2)
 
 
@@ -812,17 +798,17 @@ def test_policies_that_do_not_go_together() -> None:
         check(some)
     assert sentence("round-robin-server", StaleVr()) == "", "which asks all of one model"
     assert sentence("uniform", StaleVr()) == (
-        "the estimator 'stale-vr' needs the norms of all clients: take a sampler that asks for "
+        "the estimator 'stale-vr' needs the norms of all clients: use a sampler that asks for "
         "them, such as mmfl-gvr"
     )
     assert sentence("mmfl-vre", FedVarp()) == (
-        "the sampler 'mmfl-vre' draws by what an estimator expects, which 'fedvarp' cannot say: "
-        "take stale-vre"
+        "the sampler 'mmfl-vre' draws by the norms that an estimator expects, and 'fedvarp' "
+        "cannot tell them: use stale-vre"
     )
     for wrong in ({"optimizer": "adam"}, {"momentum": 0.9}):
         assert sentence("uniform", Scaffold(), **wrong) == (
             "the estimator 'scaffold' is made for plain SGD: set optimizer to 'sgd' and momentum "
-            "to 0, or take another estimator"
+            "to 0, or use another estimator"
         )
     for estimator in (FedVarp(), Scaffold()):
         name = type(estimator).__name__.lower()

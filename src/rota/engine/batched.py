@@ -277,7 +277,8 @@ class Batched:
             if self.device.type == "cuda" and len(groups) == 1:
                 # nothing else runs meanwhile, and handing over to a thread takes time
                 finish = partial(self._train, job, f, rows, width)
-            elif self.families[f].native is None:
+            elif self.families[f].native is None or job.local.anchor is not None:
+                # the C library pulls rows to their start alone
                 finish = self.threads.submit(self._train, job, f, rows, width).result
             else:
                 finish = self._start_native(job, f, rows, width)

@@ -40,7 +40,8 @@ __all__ = [
 class Estimator(Protocol):
     """Turns the stream of chunks into one estimate per model.
 
-    An estimator is a value: its memories are in the state that it takes and returns.
+    An estimator is a value: its memories are in the state that it takes and returns. `sees` says
+    what it learns of single rows: {"update"}, or nothing if it needs only weighted sums.
     """
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:

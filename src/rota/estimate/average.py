@@ -19,8 +19,8 @@ from rota.weights import Weights
 class Estimate(NamedTuple):
     """One model's update to subtract, and its new buffers; None where no client contributed.
 
-    `owned` says which scalars any row held, where some rows held only a part of the model: the others
-    keep their values. None: all of them.
+    `owned` says which scalars any row held, if some rows held only a part of the model: the other
+    scalars keep their values. None means all scalars.
     """
 
     update: Tensor | None
@@ -30,17 +30,17 @@ class Estimate(NamedTuple):
 
 @dataclass
 class Parts:
-    """For a model of which some rows hold only a part, per scalar: who could hold it, and who did.
+    """Who could hold each scalar of a model, and who did, if some rows hold only a part of it.
 
-    `share` is the share of the data whose clients could hold a scalar in this round, `weight` and
-    `buffer_weight` the weights of the rows that did.
+    `share` is the share of the data whose clients could hold the scalar in this round. `weight` and
+    `buffer_weight` are the weights of the rows that held it.
     """
 
     share: Tensor
     weight: Tensor
     buffer_weight: Tensor
     buffers: Tensor
-    """The model's own buffers, which scalars keep that nobody held."""
+    """The model's own buffers, for scalars that no row held."""
 
 
 @dataclass
@@ -61,13 +61,14 @@ class Unbiased:
     Failed rows are left out. Buffers (BatchNorm's running statistics) are always the weighted mean:
     a sum whose weights do not add up to 1 could make a variance negative.
 
-    Where some clients hold only a part of the model, the sum of each scalar is divided by the share of
-    the data whose clients could hold it in this round. In expectation that is the average over those
-    clients. A scalar that no row held keeps its value.
+    If some clients hold only a part of the model, the sum of each scalar is divided by the share of
+    the data whose clients could hold it in this round. In expectation this is the average over
+    those clients. A scalar that no row held keeps its value.
     """
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset()
     costs: ClassVar[str] = "nothing"
     parts: ClassVar[bool] = True
 
@@ -127,7 +128,7 @@ class FedAvg(Unbiased):
 
     With uniform sampling the weights are McMahan's n_i / sum of n_j over the clients that
     succeeded. This is a ratio estimator: the size of the step does not depend on the cohort, at the
-    price of a small bias. Where some clients hold only a part of the model, each scalar is averaged
+    price of a small bias. If some clients hold only a part of the model, each scalar is averaged
     over the rows that held it.
     """
 
@@ -138,8 +139,8 @@ class FedAvg(Unbiased):
         for s in np.unique(plan.model).tolist():
             if not total[s] > 0:
                 raise BadInput(
-                    f"the weights of model {s}'s rows sum to {total[s]:g}, and fedavg divides by that: "
-                    "draw rows with positive weights, or use the estimator unbiased"
+                    f"the weights of model {s}'s rows sum to {total[s]:g}, and fedavg divides by "
+                    "that: draw rows with positive weights, or use the estimator unbiased"
                 )
         return super().begin(state, models, plan)
 
@@ -152,7 +153,7 @@ class FedAvg(Unbiased):
 
 
 def _of_parts(sums: Sums, parts: Parts, by: Tensor) -> Estimate:
-    """Each scalar's sum divided by its own number; nothing changes where no row held it."""
+    """Each scalar's sum divided by its own number; a scalar that no row held does not change."""
     owned, known = parts.weight > 0, parts.buffer_weight > 0
     update = torch.where(owned, sums.update / by, torch.zeros_like(by))
     buffers = torch.where(known, sums.buffers / parts.buffer_weight, parts.buffers)

@@ -47,6 +47,7 @@ class Scaffold:
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset({"update"})
     costs: ClassVar[str] = "one control per client on the server; twice the bytes"
     controls: ClassVar[int] = 1
 

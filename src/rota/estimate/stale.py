@@ -56,6 +56,7 @@ class FedVarp:
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset({"update"})
     costs: ClassVar[str] = "one update per client on the server"
     numbers: ClassVar[int] = 1
 

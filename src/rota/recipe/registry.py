@@ -109,7 +109,8 @@ def summary(member: Callable[..., Any]) -> str:
 def table(kind: str) -> list[dict[str, Any]]:
     """The members of a kind as `rota list` shows them.
 
-    Some also say whether they are unbiased, and what they need and cost.
+    Some also say whether they are unbiased, what they need and cost, and what they see of single
+    rows.
     """
     rows = []
     for name, member in members(kind).items():
@@ -117,6 +118,8 @@ def table(kind: str) -> list[dict[str, Any]]:
         for fact in ("unbiased", "needs", "costs"):
             if hasattr(member, fact):
                 row[fact] = getattr(member, fact)
+        if hasattr(member, "sees"):
+            row["sees"] = sorted(member.sees)
         rows.append(row)
     return rows
 

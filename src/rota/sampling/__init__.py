@@ -72,10 +72,12 @@ class Sampler(Protocol):
     is d[s, i], client i's share of model s's data; it is 0 where the client has no data for the
     model, or cannot be reached in this round.
 
-    Class attributes of rota's own samplers say whether they are `unbiased`, what they need
-    (`needs`) and what that `costs`, in words for people. A sampler with `updates = True` gets the
-    updates themselves in `Seen`. A sampler that draws by a matrix of rates has a method
-    `rates(state, shares)`, and if every model draws by itself, `procedure` names how.
+    Class attributes of rota's own samplers say whether they are `unbiased`, and in words for people
+    what they need (`needs`) and what that `costs`. `sees` says it for machines: what the sampler
+    learns of single rows, a set of "norm", "loss", "examples", "seconds" and "update". A sampler
+    without `sees` sees everything. A sampler with `updates = True` gets the updates themselves in
+    `Seen`. A sampler that draws by a matrix of rates has a method `rates(state, shares)`, and if
+    every model draws by itself, `procedure` names how.
     """
 
     def init(self, shares: Array, rounds: int) -> State:

@@ -34,6 +34,7 @@ class Avare:
     procedure: ClassVar[draw.Procedure] = "multinomial"
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "norms of the drawn clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "one number per client on the server"
 
     def init(self, shares: Array, rounds: int) -> State:

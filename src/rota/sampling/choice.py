@@ -32,6 +32,7 @@ class RpowD:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "losses of the drawn clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"loss"})
     costs: ClassVar[str] = "one number per client on the server"
 
     def init(self, shares: Array, rounds: int) -> State:

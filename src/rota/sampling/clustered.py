@@ -27,6 +27,7 @@ class ClusteredSize:
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset()
     costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -68,6 +69,7 @@ class ClusteredSimilarity(ClusteredSize):
     """
 
     needs: ClassVar[str] = "updates of the drawn clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"update"})
     costs: ClassVar[str] = (
         "one update per client and all angles on the server; clustering in every round"
     )

@@ -29,6 +29,7 @@ class DivFl:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "updates of all clients once, then of the drawn clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"update"})
     costs: ClassVar[str] = (
         "every client trains once; one update per client and all distances on the server"
     )

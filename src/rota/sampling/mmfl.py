@@ -113,6 +113,7 @@ class Gvr(Assigning):
     per_rate: bool = True
 
     needs: ClassVar[str] = "norms of all clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "every client trains every model"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -141,6 +142,7 @@ class Lvr(Assigning):
     mix: float = 0.01
 
     needs: ClassVar[str] = "losses of all clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"loss"})
     costs: ClassVar[str] = "every client evaluates every model"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -170,6 +172,7 @@ class Vre(Assigning):
     mix: float = 0.1
 
     needs: ClassVar[str] = "norms that the estimator expects"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -210,6 +213,7 @@ class KVibPairs(Assigning):
     per_rate: bool = True
 
     needs: ClassVar[str] = "norms of the drawn clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "one number per pair on the server"
 
     def init(self, shares: Array, rounds: int) -> State:

@@ -34,6 +34,7 @@ class Random:
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset()
     costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -77,6 +78,7 @@ class RoundRobin:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset()
     costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -114,6 +116,7 @@ class RoundRobinServer:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "norms of all clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "every client trains the model of the turn"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -156,6 +159,7 @@ class FedFair:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "losses of the drawn clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"loss"})
     costs: ClassVar[str] = "one number per model on the server"
 
     def init(self, shares: Array, rounds: int) -> State:

@@ -12,7 +12,7 @@ from rota.errors import BadInput
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw
 from rota.sampling.feedback import matrix
-from rota.sampling.waterfill import fill
+from rota.sampling.waterfill import LARGEST, fill
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Ocs:
     procedure: ClassVar[draw.Procedure] = "independent"
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "norms of some clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "a cohort trains, and a part of it uploads"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -97,9 +98,10 @@ def approximate(scores: Array, budget: float, steps: int) -> Array:
     p = np.minimum(1.0, budget * parts / parts.sum())
     for _ in range(steps):
         below = p < 1
-        rest = p[below].sum()
-        factor = (budget - np.count_nonzero(~below)) / rest if rest > 0 else 1.0
-        if factor <= 1:
+        rest, left = p[below].sum(), budget - np.count_nonzero(~below)
+        if left <= rest or rest <= 0:
             break
-        p = np.minimum(1.0, factor * p)
+        with np.errstate(over="ignore"):
+            # left / rest overflows if the scores below 1 are negligible next to the largest
+            p = np.minimum(1.0, left / rest * p if rest > left / LARGEST else left * (p / rest))
     return np.asarray(p)

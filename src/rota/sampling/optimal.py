@@ -27,6 +27,7 @@ class Optimal:
     procedure: ClassVar[draw.Procedure] = "independent"
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "norms of all clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "every client trains"
 
     def init(self, shares: Array, rounds: int) -> State:

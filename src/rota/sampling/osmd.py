@@ -39,6 +39,7 @@ class Osmd:
     procedure: ClassVar[draw.Procedure] = "multinomial"
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "norms of the drawn clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "one number per client on the server"
 
     def experts(self, clients: int, rounds: int) -> int:

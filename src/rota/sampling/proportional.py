@@ -42,6 +42,7 @@ class ProportionalMean:
 
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset()
     costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:

@@ -27,6 +27,7 @@ class Uniform:
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset()
     costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
@@ -53,6 +54,7 @@ class Full:
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    sees: ClassVar[frozenset[str]] = frozenset()
     costs: ClassVar[str] = "every client trains"
 
     def init(self, shares: Array, rounds: int) -> State:
