@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from rota.errors import BadInput
 from rota.estimate import (
     ESTIMATORS,
     Adam,
+    Estimate,
     Estimator,
     FedAvg,
     FedStale,
@@ -43,7 +44,7 @@ from rota.estimate import (
 )
 from rota.estimate.memory import Place, Tensors, settle
 from rota.experiment import Experiment
-from rota.plan import Chunk, Plan, Question, Seen, Task
+from rota.plan import Chunk, Local, Plan, Question, Seen, Task
 from rota.running.check import check
 from rota.sampling import SAMPLERS, Full, Ocs, RoundRobin, Uniform
 from rota.testing import replies
@@ -831,3 +832,86 @@ TOGETHER = [
 def test_policies_that_go_together(sampler: str, estimator: Any) -> None:
     assert sentence(sampler, estimator) == ""
     assert sentence("uniform", FedAvg(), ("regret",)) == ""
+
+
+# ---- personal models
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """Ditto (Li et al. 2021): model 0 is FedAvg's, and every client has a model 1 of its own.
+
+    A client's own model starts where it was, and the second task's `prox` pulls it to model 0.
+    """
+
+    controls: ClassVar[int] = 0
+
+    def init(self, models: list[Weights], shares: Array) -> Tensors:
+        return {"own": models[1].params.repeat(shares.shape[1], 1)}
+
+    def local(self, state: Tensors, models: list[Weights], plan: Plan) -> Local:
+        def start(rows: Array) -> Weights:
+            own = torch.from_numpy(plan.model[rows] == 1)[:, None]
+            params = torch.where(own, state["own"][plan.client[rows]], models[0].params)
+            return Weights(params, models[0].buffers.expand(len(rows), -1))
+
+        return Local(start, anchor=lambda rows: models[0].params.expand(len(rows), -1))
+
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Any:
+        return super().begin({}, models, plan), state["own"].clone()
+
+    def add(self, sums: Any, plan: Plan, chunk: Chunk) -> None:
+        came = np.flatnonzero(chunk.ok)
+        if chunk.model == 0:
+            super().add(sums[0], plan, chunk)
+        else:
+            sums[1][plan.client[chunk.rows[came]]] -= chunk.update[came]
+
+    def finish(self, state: Tensors, sums: Any) -> tuple[list[Estimate], Tensors]:
+        return super().finish({}, sums[0])[0], {"own": sums[1]}
+
+
+def plain_steps(task: Task, client: int, begin: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
+    """Whole-data steps of w <- w - lr (gradient + prox (w - centre)), written out."""
+    module, (x, y) = task.build(), task.federation.train.of(client)
+    nn.utils.vector_to_parameters(begin.clone(), module.parameters())
+    for _ in range(task.epochs):
+        loss = F.cross_entropy(module(x), y)
+        grads = torch.autograd.grad(loss, list(module.parameters()))
+        with torch.no_grad():
+            flat = nn.utils.parameters_to_vector(module.parameters())
+            gradient = torch.cat([g.flatten() for g in grads])
+            flat = flat - task.lr * (gradient + task.prox * (flat - centre))
+            nn.utils.vector_to_parameters(flat, module.parameters())
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@pytest.mark.parametrize(
+    ("engine", "native"), [("sequential", "1"), ("batched", "1"), ("batched", "0")]
+)
+def test_ditto_can_be_written_with_starts_and_anchors(
+    engine: str, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROTA_NATIVE", native)
+    data = federation([5, 12, 20, 31])
+    work: dict[str, Any] = {"lr": 0.1, "batch": None, "epochs": 3}
+    tasks = [
+        Task(linear, data, name="global", **work),
+        Task(linear, data, name="own", prox=2.0, **work),
+    ]
+    experiment = rota.Experiment(tasks, Full(), Ditto(), rounds=4)
+    check(experiment)
+    machine = make(engine, experiment, "cpu")
+    state = loop.begin(experiment, machine)
+    centre = state.models[0].params.clone()
+    own = [state.models[1].params.clone() for _ in range(4)]
+    for _ in range(4):
+        state, _ = loop.play(experiment, machine, state)
+        own = [plain_steps(tasks[1], client, each, centre) for client, each in enumerate(own)]
+        ends = [plain_steps(tasks[0], client, centre, centre) for client in range(4)]
+        shares = torch.from_numpy(experiment.shares[0]).float()
+        centre = shares @ torch.stack(ends)
+        torch.testing.assert_close(state.models[0].params, centre, rtol=1e-4, atol=1e-5)
+        mine = state.policies["estimator"]["own"]
+        torch.testing.assert_close(mine, torch.stack(own), rtol=1e-4, atol=1e-5)
+    assert min(float((each - centre).norm()) for each in own) > 0.01

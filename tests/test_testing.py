@@ -420,8 +420,8 @@ class OtherNorms(FedVarp):
 
 
 class OneVector(Scaffold):
-    def local(self, state: State, plan: Plan) -> Local:
-        shift = super().local(state, plan).shift
+    def local(self, state: State, models: list[Weights], plan: Plan) -> Local:
+        shift = super().local(state, models, plan).shift
         assert shift is not None
         return Local(shift=lambda rows: shift(rows).mean(dim=0))
 

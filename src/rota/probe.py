@@ -98,7 +98,8 @@ class Setting:
     def _local(self, recalled: Tensors, plan: Plan) -> Local:
         if not isinstance(self.estimator, Correcting):
             return Local()
-        return self.estimator.local(recalled, plan)
+        weights = [model.weights for model in self.models]
+        return self.estimator.local(recalled, weights, plan)
 
     def _pairs(self, plan: Plan) -> Array:
         return plan.client * len(self.models) + plan.model

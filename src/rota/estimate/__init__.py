@@ -92,7 +92,7 @@ class Expecting(Protocol):
 
 @runtime_checkable
 class Correcting(Protocol):
-    """An estimator that corrects the clients' local steps."""
+    """An estimator with a say in local work: where rows start, what pulls or shifts their steps."""
 
     @property
     def controls(self) -> int:
@@ -101,8 +101,8 @@ class Correcting(Protocol):
         A control is a vector as long as the model's parameters.
         """
 
-    def local(self, state: Tensors, plan: Plan) -> Local:
-        """The vectors of the plan's local work."""
+    def local(self, state: Tensors, models: list[Weights], plan: Plan) -> Local:
+        """The vectors of the plan's local work; `models` are the models that the rows fetch."""
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {

@@ -57,8 +57,8 @@ class Scaffold:
             state[f"common.{s}"] = torch.zeros_like(model.params)
         return state
 
-    def local(self, state: Tensors, plan: Plan) -> Local:
-        """c - c_i of the plan's rows."""
+    def local(self, state: Tensors, models: list[Weights], plan: Plan) -> Local:
+        """Every local step adds c - c_i to the gradient."""
         memory.settle(state)
 
         def shift(rows: Array) -> Tensor:

@@ -75,9 +75,10 @@ class Sampler(Protocol):
     Class attributes of rota's own samplers say whether they are `unbiased`, and in words for people
     what they need (`needs`) and what that `costs`. `sees` says it for machines: what the sampler
     learns of single rows, a set of "norm", "loss", "examples", "seconds" and "update". A sampler
-    without `sees` sees everything. A sampler with `updates = True` gets the updates themselves in
-    `Seen`. A sampler that draws by a matrix of rates has a method `rates(state, shares)`, and if
-    every model draws by itself, `procedure` names how.
+    without `sees` sees everything. "update" means that it watches the updates as they pass, with
+    the methods `watch`, `see` and `learn` (rota.policies.Watching). A sampler that draws by a
+    matrix of rates has a method `rates(state, shares)`, and if every model draws by itself,
+    `procedure` names how.
     """
 
     def init(self, shares: Array, rounds: int) -> State:

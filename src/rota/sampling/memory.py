@@ -37,49 +37,50 @@ def begin(shares: Array) -> State:
     return state
 
 
-Fresh = dict[int, tuple[int, int, Tensor]]
-"""The updates of one round: plan row -> model, client, and update, on its device."""
+Fresh = dict[tuple[int, int], Tensor]
+"""The updates of one round by (model, client), in the order of their arrival."""
 
 
 def see(fresh: Fresh, plan: Plan, chunk: Chunk) -> None:
-    """Keep copies of the updates that came back."""
+    """Keep copies of a chunk's updates, which the next state will remember."""
     for place in np.flatnonzero(chunk.ok).tolist():
-        row = int(chunk.rows[place])
-        update = chunk.update[place].float().clone()  # a view would keep the whole chunk
-        fresh[row] = chunk.model, int(plan.client[row]), update
+        pair = chunk.model, int(plan.client[chunk.rows[place]])
+        fresh[pair] = chunk.update[place].to(torch.float32, copy=True)
 
 
 def remember(state: State, fresh: Fresh) -> State:
     """Replace the clients' older updates with fresh ones. What has not changed is not copied."""
     new = {**state, "known": state["known"].copy()}
-    for s in sorted({model for model, _, _ in fresh.values()}):
-        mine = [fresh[row][1:] for row in sorted(fresh) if fresh[row][0] == s]
-        clients = np.array([client for client, _ in mine])
-        updates = torch.stack([update for _, update in mine])
-        new |= {f"update.{s}.{client}": update for client, update in mine}
+    for s in sorted({model for model, _ in fresh}):
+        clients = sorted(client for model, client in fresh if model == s)
+        mine = [fresh[s, client] for client in clients]
+        new |= {f"update.{s}.{client}": fresh[s, client] for client in clients}
         new["known"][s, clients] = True
         known = np.flatnonzero(new["known"][s])
-        names = [f"update.{s}.{client}" for client in known.tolist()]
-        everybody = [torch.as_tensor(new[name], device=updates.device) for name in names]
-        new |= zip(names, everybody, strict=True)
-        products = _products(updates, everybody).cpu().numpy()
-        gram = state[f"gram.{s}"].copy()
-        gram[np.ix_(clients, known)] = products
-        gram[np.ix_(known, clients)] = products.T
+        everybody = []
+        for client in known.tolist():
+            name = f"update.{s}.{client}"
+            new[name] = torch.as_tensor(new[name], device=mine[0].device)  # a checkpoint has arrays
+            everybody.append(new[name])
+        products = _products(mine, everybody).cpu().numpy()
+        gram, rows = state[f"gram.{s}"].copy(), np.array(clients)
+        gram[np.ix_(rows, known)] = products
+        gram[np.ix_(known, rows)] = products.T
         new[f"gram.{s}"] = gram
     return new
 
 
-def _products(some: Tensor, everybody: list[Tensor]) -> Tensor:
-    """All inner products, in double precision.
+def _products(some: list[Tensor], everybody: list[Tensor]) -> Tensor:
+    """All inner products, in double precision, one block of columns at a time.
 
     A CPU computes those of one block in single precision, which is twice as fast.
     """
-    out = torch.zeros(len(some), len(everybody), dtype=torch.float64, device=some.device)
-    width, kind = (8 * BLOCK, torch.float64) if some.is_cuda else (BLOCK, torch.float32)
-    block = some.new_empty(len(everybody), width)
-    for start in range(0, some.shape[1], width):
-        mine = some[:, start : start + width]
+    on_gpu, device = some[0].is_cuda, some[0].device
+    out = torch.zeros(len(some), len(everybody), dtype=torch.float64, device=device)
+    width, kind = (8 * BLOCK, torch.float64) if on_gpu else (BLOCK, torch.float32)
+    block = some[0].new_empty(len(everybody), width)
+    for start in range(0, len(some[0]), width):
+        mine = torch.stack([update[start : start + width] for update in some])
         pieces = [update[start : start + width] for update in everybody]
         theirs = torch.stack(pieces, out=block[:, : mine.shape[1]])
         out += mine.to(kind) @ theirs.to(kind).T

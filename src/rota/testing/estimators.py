@@ -307,7 +307,7 @@ def check_local(estimator: Any) -> None:
         return
     me, plan = name(estimator), some_rows()
     for state in _states(estimator, replies(6)):
-        local = estimator.local(state, plan)
+        local = estimator.local(state, models(), plan)
         for s in (0, 1):
             rows, size = np.flatnonzero(plan.model == s), SIZES[s]
             vectors = {"anchor": local.anchor, "shift": local.shift}
