@@ -30,7 +30,7 @@ from rota_lab import reproduce
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN = ["README.md", "docs/recipes.md", "docs/samplers.md"]
+RUN = ["README.md", "docs/recipes.md", "docs/samplers.md", "docs/own.md"]
 """Pages that are run from top to bottom."""
 README = (ROOT / "README.md").read_text()
 ROUNDS = 2
@@ -122,9 +122,10 @@ def test_a_page_does_what_it_says(
 ) -> None:
     """Python blocks share their names, as in one session, and commands run between them.
 
-    A block that begins with "# NAME" is a file.
+    A block that begins with "# NAME" is a file. Functions called test_... are called.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     ran = 0
     for kind, text in blocks((ROOT / page).read_text()):
@@ -138,6 +139,8 @@ def test_a_page_does_what_it_says(
             del sys.modules[file[1]]
         elif kind == "python":
             exec(compile(text, page, "exec"), names)
+            for test in [name for name in names if name.startswith("test_")]:
+                names.pop(test)()
         elif kind == "sh":
             for words in commands(text):
                 if quick := quickly(words, ran):
