@@ -27,6 +27,7 @@ MODULES = (
     "rota.running.watch",
     "rota.recipe",
     "rota.report",
+    "rota.testing",
 )
 """The public modules. The `__all__` of each says which of its names are public."""
 TOP = """# API

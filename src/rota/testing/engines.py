@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rota.data.federation import Federation, from_clients
+from rota.data.federation import Federation
+from rota.data.own import from_clients
 from rota.engine import Engine, Options, Sequential
 from rota.experiment import Experiment
 from rota.plan import Chunk, Job, Local, Model, Plan, Task, whole
