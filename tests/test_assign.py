@@ -599,7 +599,7 @@ def test_scores() -> None:
     assert nothing.rates(asked(nothing, np.nan * NORM), SHARES).sum() == pytest.approx(4)
 
 
-def test_who_failed_when_asked_is_not_drawn_while_others_have_an_update() -> None:
+def test_a_client_that_failed_the_probe_is_not_drawn_if_others_have_an_update() -> None:
     sampler = SAMPLERS["mmfl-gvr"](budget=2)  # type: ignore[call-arg]
     shares = np.full((2, 4), 0.25)
     everybody = rota.sampling.draw.everybody(shares)
@@ -734,7 +734,7 @@ def test_with_one_model_they_are_the_samplers_of_clients(
 
 
 def test_all_of_them_run() -> None:
-    """Two models, of which two clients lack one, with what each sampler needs."""
+    """Two models (two clients lack one of them), with the estimator that each sampler needs."""
     tasks = [
         rota.Task(linear, federation(sizes), lr=lr)
         for sizes, lr in (([5, 12, 20, 31, 8, 17], 0.2), ([9, 0, 20, 0, 8, 17], 0.05))

@@ -89,7 +89,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
     ],
     "fedfair": [{"alpha": 1.0}],
 }
-"""Options beside the defaults with which a sampler runs through the suite."""
+"""Options, in addition to the defaults, with which a sampler runs through the suite."""
 
 
 def members() -> dict[str, Sampler]:
@@ -318,7 +318,7 @@ def off_by_one(scores: Array, budget: float) -> Array:
 
 @dataclass(frozen=True)
 class Planted:
-    """A sampler with fixed scores that says it is unbiased; `bug` says what is wrong with it."""
+    """A sampler with fixed scores that claims to be unbiased; `bug` names its mistake."""
 
     bug: str
     budget: float = BUDGET
@@ -356,7 +356,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class PlantedPairs(Gvr):
-    """The same over pairs: what is wrong in published code, and what else could be."""
+    """The same over pairs, with the mistakes of published code, and others."""
 
     bug: str = ""
     budget: float = BUDGET
@@ -425,7 +425,7 @@ def test_the_suite_fails_with_a_bug_planted_in_pairs(bug: str) -> None:
 
 @pytest.mark.parametrize("processors", [1, 2])
 def test_the_published_random_is_biased(processors: int) -> None:
-    """By the missing models alone, and by the processors."""
+    """By the missing models, and by the processors."""
     check(Random(BUDGET, processors))
     with pytest.raises(AssertionError):
         check(PublishedRandom(BUDGET, processors))

@@ -238,7 +238,7 @@ def test_variance() -> None:
     At equal p, the variance of stale-vr is the smallest.
     """
     updates = some_updates(9)
-    for s in range(2):  # updates that have something to do with what is remembered
+    for s in range(2):  # updates that correlate with the remembered ones
         updates[s] = 0.7 * some_updates(3)[s] + 0.4 * updates[s]
     d = target(updates)
     variance = {}
@@ -691,7 +691,7 @@ def test_they_learn(sampler: str, estimator: Any) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fedvarp_of_everybody_is_full_participation(engine: str) -> None:
-    """Where everybody is drawn nothing that is remembered matters."""
+    """With full participation, the memory makes no difference."""
     task = Task(linear, federation([12, 5, 20, 9]))
     plain, *others = (
         rota.run([task], Full(), estimator=e, rounds=4, engine=engine, device="cpu")
@@ -784,7 +784,7 @@ class Expectant(Own):
     what = "expected"
 
 
-def test_a_sampler_of_ones_own_goes_by_what_it_asks() -> None:
+def test_a_users_sampler_is_checked_by_its_question() -> None:
     tasks = [Task(linear, federation([5, 9, 7]))]
     assert len(rota.run(tasks, Own(2), estimator=StaleVr(), rounds=2).records) == 2
     assert len(rota.run(tasks, Expectant(2), estimator=StaleVre(), rounds=2).records) == 2

@@ -1,4 +1,4 @@
-"""The suites that rota's own samplers, estimators and engines pass, for those of your own.
+"""The suites that rota's samplers, estimators and engines pass, to put your own through.
 
     import rota.testing
 

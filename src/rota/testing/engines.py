@@ -104,7 +104,7 @@ def experiment() -> Experiment:
 
 @dataclass(frozen=True)
 class Row:
-    """What came back for one row."""
+    """The reply of one row."""
 
     update: Tensor
     buffers: Tensor

@@ -32,8 +32,8 @@ ERRORS = 6.0
 """A mean may be this many standard errors away from what it should be.
 
 With at least FEWEST draws of a pair, a correct sampler is farther away with a probability of about
-4e-7 for each mean that is tested; a suite tests fewer than a hundred of them. Seeds are fixed, so
-a sampler that passes once passes always.
+2e-7 for each mean. A suite tests about two hundred means, so it fails with a probability below
+1e-4. Seeds are fixed, so a sampler that passes once always passes.
 """
 FEWEST = 100
 SHARES: tuple[Array, ...] = (
@@ -47,7 +47,7 @@ SHARES: tuple[Array, ...] = (
         ]
     ),
 )
-"""One, two and three models for six clients, of which some have no data for some of the models."""
+"""One, two and three models for six clients. Some clients have no data for some models."""
 REACHED = ((1, 1, 1, 0, 1, 0), (1, 0, 0, 0, 0, 1), (0, 0, 0, 0, 1, 0), (0, 0, 0, 0, 0, 0))
 """Which of six clients can be reached; each with a chance of 0.6."""
 
