@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import shlex
 import sys
 import tomllib
 import types
@@ -12,6 +13,7 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import tomli_w
@@ -19,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import call
 
-from rota import data, recipe
+from rota import data, loop, recipe
 from rota.errors import BadInput
 from rota.hints import convert, fits
 from rota.recipe import Config, config, registry
@@ -442,7 +444,7 @@ def test_own_sampler_model_and_data(own: Path) -> None:
     config = tomllib.loads((own / "a" / "config.toml").read_text())
     assert config["sampler"] == {"name": "own_parts:Odd", "step": 4}
     assert config["task"][0]["model"]["width"] == 7
-    assert call("run", "a/config.toml", "--out", "b").status == 0
+    assert call("run", "a/config.toml", "--out", "b", "--allow", "own_parts").status == 0
     assert (own / "a" / "rounds.jsonl").read_bytes() == (own / "b" / "rounds.jsonl").read_bytes()
     assert "" not in sys.path
     assert call("run", "own.toml", "--set", "sampler=own_parts:Share", "--out", "c").status == 0
@@ -505,6 +507,118 @@ def test_a_module_that_breaks_while_it_is_imported(own: Path) -> None:
     outcome = call("run", "own.toml", "--set", "sampler=broken_parts:f", "--out", "a")
     assert outcome.status == 2
     assert outcome.err.startswith("rota: cannot import 'broken_parts:f' (SyntaxError: ")
+
+
+def refused(*words: str) -> str:
+    """The one sentence of a command that is refused."""
+    outcome = call(*words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    return outcome.err
+
+
+def test_a_recipe_runs_no_code_from_elsewhere(
+    own: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Before anything is imported, whatever place names it; only the user may allow a module."""
+    away = tmp_path_factory.mktemp("away")
+    (own / "marks.py").write_text(
+        f"open({str(own / 'ran')!r}, 'w').close()\nfrom own_parts import *\n"
+    )
+    for number, (old, new) in enumerate(
+        [
+            ("own_parts:Odd", "marks:Odd"),
+            ("own_parts:load", "marks:load"),
+            ("own_parts:Net", "marks:Net"),
+            ("[sampler]", '[estimator]\nname = "marks:Odd"\n[sampler]'),
+            ("[sampler]", 'server = "marks:Odd"\n[sampler]'),
+        ]
+    ):
+        text = OWN_RECIPE.replace("own_parts:", "rota.sampling:").replace(
+            old.replace("own_parts:", "rota.sampling:"), new
+        )
+        (away / f"{number}.toml").write_text(text)
+        commands = (
+            ("run", f"{away}/{number}.toml", "--set", "sampler.step=2", "--out", "x"),
+            ("compare", f"{away}/{number}.toml", "--vary", "sampler=full", "--out", "x"),
+        )
+        for words in commands:
+            sentence = refused(*words, "--allow", "rota")
+            assert "names 'marks:" in sentence
+            assert "does not lie beside the recipe: add --allow marks if you trust it" in sentence
+    assert not (own / "ran").exists()
+    assert not Path("x").exists()
+
+
+def test_a_module_beside_the_recipe_needs_no_permission(
+    own: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever rota is started; and the command that resumes names the recipe beside it."""
+    monkeypatch.chdir(away := tmp_path_factory.mktemp("away"))
+    words = ("run", f"{own}/own.toml", "--set", "rounds=2", "--out", "a")
+    with mock.patch.object(loop, "play", side_effect=KeyboardInterrupt):
+        stopped = call(*words)
+    assert stopped.status == 130, stopped.err
+    again = shlex.split(stopped.err.split("to resume: rota ")[1])
+    assert again == [*words, "--resume"]
+    assert call(*again).status == 0
+    assert (away / "a" / "summary.json").exists()
+    assert "which runs code" in refused("run", "a/config.toml", "--out", "b")
+
+
+def test_a_module_that_only_seems_to_lie_beside_the_recipe(own: Path) -> None:
+    (own / "shutil.py").write_text(OWN)
+    (own / "sly.toml").write_text(OWN_RECIPE.replace("own_parts:Odd", "shutil:rmtree"))
+    sentence = "another module has this name already: rename"
+    assert sentence in refused("run", "sly.toml", "--out", "a")
+    for name in ("os.path:join", "..own_parts:Odd", "../own_parts:Odd", "own_parts/:Odd", ":Odd"):
+        (own / "sly.toml").write_text(OWN_RECIPE.replace("own_parts:Odd", name))
+        assert "does not lie beside the recipe" in refused("run", "sly.toml", "--out", "a")
+
+
+@pytest.mark.parametrize("place", ["sampler", "task.model", "task.data", "server"])
+def test_a_builtin_is_no_member(place: str) -> None:
+    sentence = refused("run", "fedavg-digits", "--set", f"{place}=builtins:dict", "--out", "/x")
+    assert "'builtins:dict' does not say which parameters it takes" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a = " + "[" * 5000 + "]" * 5000, "is nested too deeply"),
+        ("a = " + "{ b = " * 30 + "1" + "}" * 30, "is nested too deeply: use at most 20 levels"),
+        (".".join("a" * 400) + " = 1", "is nested too deeply: use at most 20 levels"),
+        ("a = " + "9" * 5000, "is not valid TOML: Exceeds the limit"),
+        ("rounds = 0x" + "f" * 9000, "'rounds' is a very long int, but it takes a whole number"),
+        ("# " + "a" * 100_000_000, "has 100 MB, but a recipe has at most 10 MB"),
+    ],
+)
+def test_deep_and_huge_recipes(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "huge.toml").write_text(text)
+    assert words in refused("run", str(tmp_path / "huge.toml"), "--out", str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rounds=" + "9" * 5000,
+        "rounds=0x" + "f" * 9000,
+        "task.lr=" + "[" * 5000,
+        ".".join("a" * 5000) + "=1",
+        "sampler=" + "a" * 9999 + ":b",
+        "task.name=" + "a" * 300,
+    ],
+)
+def test_deep_and_huge_settings(setting: str, tmp_path: Path) -> None:
+    sentence = refused("run", "fedavg-digits", "--set", setting, "--out", str(tmp_path / "a"))
+    assert len(sentence) < 600
+
+
+def test_names_too_long_for_a_file_system(tmp_path: Path) -> None:
+    assert "give a shorter name" in refused("run", "a" * 300, "--out", str(tmp_path / "a"))
+    assert "give a shorter name" in refused("run", "a" * 300 + ".toml", "--out", "a")
+    words = ("run", "fedavg-digits", "--out", str(tmp_path / ("a" * 300)))
+    assert "cannot use the output folder" in refused(*words)
 
 
 @pytest.mark.parametrize(

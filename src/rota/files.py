@@ -9,8 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rota.errors import BadInput
+
+
+def filename(name: str) -> str:
+    """A model's name as a file's name."""
+    return quote(name, safe=" ", errors="replace")
 
 
 def sync(path: Path) -> None:

@@ -169,7 +169,10 @@ def _wanted(value: object, hint: Any) -> str:
 
 def shown(value: object) -> str:
     """A value roughly as the user wrote it, in one line."""
-    text = " ".join((str(value).lower() if isinstance(value, bool) else f"{value!r}").split())
+    try:
+        text = " ".join((str(value).lower() if isinstance(value, bool) else f"{value!r}").split())
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list in itself
+        text = f"a very long {type(value).__name__}"
     return text if len(text) <= MOST else f"{text[:MOST]}..."
 
 

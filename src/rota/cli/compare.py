@@ -11,6 +11,7 @@ import typer
 
 from rota.cli import loading
 from rota.cli.options import (
+    Allow,
     Device,
     Engine,
     Json,
@@ -43,6 +44,7 @@ def compare(
     ],
     seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds for each value.")] = 1,
     set_: Set = [],  # noqa: B006
+    allow: Allow = [],  # noqa: B006
     engine: Engine = "auto",
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -67,7 +69,7 @@ def compare(
         from rota.cli.summary import table
         from rota.recipe import compare as comparisons
 
-    config = recipes.read(recipe)
+    config = recipes.read(recipe, allow)
     for setting in set_:
         config = recipes.override(config, setting)
     runs = comparisons.variants(config, vary, seeds)

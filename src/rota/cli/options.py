@@ -72,6 +72,15 @@ Set = Annotated[
         help="Change a key of the recipe; KEY= removes it. May be given many times.",
     ),
 ]
+Allow = Annotated[
+    list[str],
+    typer.Option(
+        "--allow",
+        metavar="MODULE",
+        help="Let the recipe's file run code from this module, although it does not lie beside the"
+        " file. May be given many times.",
+    ),
+]
 Engine = Annotated[str, typer.Option(help="What trains the clients.", **one_of(ENGINES, "auto"))]
 Device = Annotated[str, typer.Option(help="Device to train on.", **one_of(DEVICES, "auto"))]
 Precision = Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from rota.cli import loading
 from rota.cli.options import (
+    Allow,
     Device,
     Engine,
     Json,
@@ -26,6 +27,7 @@ from rota.errors import BadInput, what_and_where
 def run(
     recipe: Recipe,
     set_: Set = [],  # noqa: B006
+    allow: Allow = [],  # noqa: B006
     engine: Engine = "auto",
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -50,17 +52,22 @@ def run(
     with loading():
         from rota import recipe as recipes
         from rota.cli.summary import sentences
+        from rota.recipe import trust
 
     if resume and out is None:
         raise BadInput("--resume needs --out: give the folder of the run to resume")
-    config = recipes.read(recipe)
+    config = recipes.read(recipe, allow)
     for setting in set_:
         config = recipes.override(config, setting)
     path = Path(recipe).absolute()
     title = path.parent.name if path.name == "config.toml" else path.stem
     out = out or Path("runs") / f"{title}-{time.strftime('%Y%m%d-%H%M%S')}"
     how = {"engine": engine, "device": device, "precision": precision}
-    summary = train(config, title, out, how, resume, _resuming(out, how))
+    what = [str(out / "config.toml")]
+    if any(trust.own(config)):  # config.toml does not lie beside these modules
+        what = [recipe, *(word for setting in set_ for word in ("--set", setting))]
+        what += [word for module in allow for word in ("--allow", module)]
+    summary = train(config, title, out, how, resume, _resuming(what, out, how))
     report = write_page([out], out / "report.html")
     if as_json:
         print_json({**summary, "folder": str(out), "report": str(report)})
@@ -69,9 +76,9 @@ def run(
         print_line(line)
 
 
-def _resuming(out: Path, how: dict[str, Any]) -> str:
+def _resuming(what: list[str], out: Path, how: dict[str, Any]) -> str:
     """The command that resumes the run in a folder."""
-    words = ["rota", "run", str(out / "config.toml"), "--out", str(out)]
+    words = ["rota", "run", *what, "--out", str(out)]
     for key, value in how.items():
         if value not in ("auto", "fp32"):
             words += [f"--{key}", value]

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import tomllib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -26,12 +27,12 @@ from typing import Any
 
 from rota import rng
 from rota.data.federation import Federation
-from rota.errors import BadInput, at, did_you_mean
+from rota.errors import BadInput, at, did_you_mean, first_line
 from rota.experiment import Experiment
 from rota.hints import convert, shown
 from rota.plan import Task
 from rota.policies import KINDS
-from rota.recipe import registry
+from rota.recipe import registry, trust
 from rota.running.check import check_numbers
 
 Config = dict[str, Any]
@@ -45,8 +46,7 @@ TOP: registry.Options = {
     "metrics": (tuple[str, ...], ()),
 }
 """The keys of a recipe that are no tables."""
-PARTS = {"data": "data", "partition": "partitions", "model": "models"}
-"""Key of a task -> the kind of what it names."""
+PARTS = registry.FIELDS
 
 
 def _task_options() -> registry.Options:
@@ -59,6 +59,12 @@ def _task_options() -> registry.Options:
     return found | {"batch": (int | typing.Literal["all"], 10)}
 
 
+DEEPEST = 20
+"""The most levels of tables and lists in a recipe."""
+LARGEST = 10_000_000
+"""The most bytes of a recipe's file."""
+LONGEST = 255
+"""The most bytes of a file's name on common file systems."""
 TASK = _task_options()
 """The keys of a task that name nothing: the fields of rota.Task that a TOML file can hold."""
 TASK_KEYS = {*TASK, *PARTS}
@@ -75,17 +81,43 @@ def names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
-def read(recipe: str) -> Config:
-    """A ready recipe by its name, or a TOML file by its path."""
-    text = _text(recipe)
+def read(recipe: str, allow: Sequence[str] = ()) -> Config:
+    """A ready recipe by its name, or a TOML file by its path.
+
+    A file may name modules of code that lie beside it, and those in `allow` (trust.py).
+    """
+    config = parse(_text(recipe), recipe)
+    if recipe not in names():
+        trust.check(config, Path(recipe), allow)
+    return config
+
+
+def parse(text: str, source: str) -> Config:
+    """A TOML text as plain values; `source` names it in messages."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{recipe} is not valid TOML: {error}") from error
+        config = tomllib.loads(text)
+    except RecursionError as error:
+        raise BadInput(f"{source} is nested too deeply: use at most {DEEPEST} levels") from error
+    except ValueError as error:  # also for a number of thousands of digits
+        raise BadInput(f"{source} is not valid TOML: {first_line(error)}") from error
+    _refuse_deep(config, source)
+    return config
+
+
+def _refuse_deep(config: Any, source: str) -> None:
+    """Refuse what is nested more deeply than any recipe, and would end in a RecursionError."""
+    level = [config]
+    for _ in range(DEEPEST):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in inner for each in some if isinstance(each, dict | list)]
+    if level:
+        raise BadInput(f"{source} is nested too deeply: use at most {DEEPEST} levels")
 
 
 def _text(recipe: str) -> str:
     path = Path(recipe)
+    if len(os.fsencode(path.name)) > LONGEST or "\0" in recipe:
+        raise BadInput(f"{shown(recipe)} is no name of a recipe or a file: give a shorter name")
     if recipe in names():
         ready = resources.files("rota.recipe.ready").joinpath(f"{recipe}.toml")
         return ready.read_text(encoding="utf-8")
@@ -95,6 +127,11 @@ def _text(recipe: str) -> str:
         raise BadInput(f"{recipe} is a folder, not a recipe: give a .toml file")
     if path.exists():
         try:
+            if path.stat().st_size > LARGEST:
+                size = f"{path.stat().st_size / 1e6:,.0f} MB"
+                raise BadInput(
+                    f"{recipe} has {size}, but a recipe has at most {LARGEST // 10**6} MB"
+                )
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
@@ -126,8 +163,11 @@ def value_of(text: str) -> Any:
         return None
     try:
         value = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except RecursionError as error:
+        raise BadInput(f"{shown(text)} is nested too deeply") from error
+    except ValueError:
         return text
+    _refuse_deep(value, shown(text))
     return value["value"] if len(value) == 1 else text
 
 
@@ -135,6 +175,8 @@ def assign(config: Config, path: str, value: Any) -> Config:
     """The config with the value at a dotted path replaced, or removed where it is None."""
     new = copy.deepcopy(config)
     *way, last = path.split(".")
+    if len(way) >= DEEPEST:
+        raise BadInput(f"there is no key {shown(path)}: it has too many levels")
     if last == "name" and way and _kind(way[-1]):  # sampler.name=full is sampler=full
         *way, last = way
     places: list[Any] = [new]

@@ -41,6 +41,8 @@ PARTS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "partitions": PARTITIONS,
 }
 """The kinds of a task's parts."""
+FIELDS = {"data": "data", "partition": "partitions", "model": "models"}
+"""Key of a task -> the kind of what it names."""
 ALTERNATIVES: dict[str, dict[str, Alternative]] = {
     "samplers": {
         "fraction": Alternative(
@@ -78,7 +80,7 @@ def members(kind: str) -> Mapping[str, Callable[..., Any]]:
 def find(kind: str, name: str) -> Callable[..., Any]:
     """A member of a kind by its name, or the user's own as "module:attribute"."""
     if ":" in name:
-        return _own(name)
+        return own(name)
     known = members(kind)
     if name not in known:
         hint = did_you_mean(name, known)
@@ -86,19 +88,33 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return known[name]
 
 
-def _own(name: str) -> Callable[..., Any]:
+def own(name: str, folder: str = "") -> Callable[..., Any]:
+    """The class or function "module:attribute"; `folder`, or the current one, is searched first."""
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")  # so that a module in the current folder is found
+    sys.path.insert(0, folder)
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module may raise anything while it is imported
-        why = f"{type(error).__name__}: {error}"
-        raise BadInput(f"cannot import '{name}' ({why}): give it as module:attribute") from error
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadInput(
+            f"cannot import {shown(name)} ({why:.200}): give it as module:attribute"
+        ) from error
     finally:
-        sys.path.remove("")
+        sys.path.remove(folder)
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         raise BadInput(f"'{name}' is not a class or function, but {found!r:.60}")
+    try:
+        inspect.signature(found)
+    except (TypeError, ValueError) as error:  # such as dict
+        raise BadInput(
+            f"'{name}' does not say which parameters it takes: give a class or function of your own"
+        ) from error
     return found
+
+
+def naming() -> set[str]:
+    """The keys of a recipe that name something: kinds of policy, and the parts of a task."""
+    return {*(key for key, kind in KINDS.items() if not kind.single), *FIELDS}
 
 
 def summary(member: Callable[..., Any]) -> str:

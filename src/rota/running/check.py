@@ -16,12 +16,16 @@ from rota.data.roster import Roster
 from rota.errors import BadInput, first_line
 from rota.estimate import SERVERS, Correcting, Expecting, Recalling, Server
 from rota.experiment import Experiment
+from rota.files import filename
 from rota.hints import called, check_fields, shown
 from rota.plan import Task, top1
 from rota.policies import KINDS
 from rota.running.record import same_score
 from rota.sampling import asks
 from rota.sampling.metrics import check as check_metrics
+
+LONGEST = 200
+"""The most bytes of a model's file name: file systems take 255, with what is added to it."""
 
 
 def check(experiment: Experiment) -> None:
@@ -87,11 +91,17 @@ def check_types(experiment: Experiment) -> None:
 
 
 def check_names(experiment: Experiment) -> None:
-    """No two tasks have the same name."""
+    """No two tasks have the same name, and every name can name a file."""
     for names in ([task.name for task in experiment.tasks if task.name], experiment.names):
         if len(set(names)) < len(names):
             twice = max(names, key=names.count)
             raise BadInput(f"two tasks share the name '{twice}': give each task its own name")
+    for name in experiment.names:
+        if len(filename(name)) > LONGEST:
+            raise BadInput(
+                f"the task's name {shown(name)} is too long for a file's name: give it a shorter "
+                "name"
+            )
 
 
 def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import tomli_w
 from safetensors.torch import save_file
@@ -19,7 +18,7 @@ from rota import weights
 from rota.data.describe import describe
 from rota.errors import BadInput
 from rota.experiment import Experiment, State
-from rota.files import read_json, replacing, sync, write
+from rota.files import filename, read_json, replacing, sync, write
 from rota.hints import MOST
 from rota.running import checkpoint
 from rota.running.record import Record, finite
@@ -167,7 +166,7 @@ class Folder:
         names = experiment.models(state.models)
         for name, model in zip(names, state.models, strict=True):
             module = experiment.tasks[model.task].build()
-            path = self.path / "models" / f"{quote(name, safe=' ')}.safetensors"
+            path = self.path / "models" / f"{filename(name)}.safetensors"
             with replacing(path) as aside:
                 named = weights.named(module, model.weights)
                 save_file({key: value.cpu().clone() for key, value in named.items()}, aside)
