@@ -13,12 +13,14 @@ from rota.errors import BadInput
 from rota.experiment import Experiment
 from rota.plan import Task
 from rota.running.run import execute
+from rota.sampling import Full
 
 SIZES = [5, 12, 7, 9]
 
 
 def make(**changes: Any) -> Experiment:
-    given = {"tasks": [Task(linear, federation(SIZES), name="line")], "rounds": 2, "seed": 3}
+    tasks = [Task(linear, federation(SIZES), name="line")]
+    given = {"tasks": tasks, "sampler": Full(), "rounds": 2, "seed": 3}
     return Experiment(**{**given, **changes})
 
 
