@@ -1,4 +1,4 @@
-"""The bench: its works, its systems on tiny versions of them, what it prints, and peers that cannot run."""
+"""The benchmarks: works, systems on tiny versions of them, output, and peers that cannot run."""
 
 from __future__ import annotations
 
@@ -41,12 +41,8 @@ TINY: dict[str, dict[str, Any]] = {
     "logistic": {"cohort": 3},
     "lstm": {"clients": 3, "examples": 4, "cohort": 2},
 }
-ALL = {
-    "2nn": 12,
-    "cnn": 4,
-    "logistic": 6000,
-    "lstm": 4,
-}  # batches that hold all examples of any client
+ALL = {"2nn": 12, "cnn": 4, "logistic": 6000, "lstm": 4}
+"""Batches that hold all examples of any client."""
 COLUMNS = {"work", "system", "device", "seconds_per_round", "accuracy"}
 
 
@@ -77,7 +73,7 @@ def call(*words: object) -> tuple[int, str, str]:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[str]:
-    """Systems that take a set time by way (none: it is broken) instead of running; returns the ways as they are tried."""
+    """Replace runs by set times per way; a way without a time fails. Returns the tried ways."""
     tried: list[str] = []
 
     def play(system: System, way: Way, folder: Path, device: str) -> dict[str, Any]:
@@ -91,7 +87,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A peer's script as a module of this process, with its neighbours on the path as when it is run."""
+    """A peer's script as a module of this process, with its neighbours on the path."""
     monkeypatch.syspath_prepend(systems.SCRIPTS)
     for each in ("work", name):
         sys.modules.pop(each, None)
@@ -130,7 +126,10 @@ def test_a_work_is_the_same_for_every_system(name: str, tmp_path: Path) -> None:
 def test_rota_and_the_plain_loop_train_the_same_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One mini-batch of all examples leaves nothing to chance: cohorts, weights, steps and learning rate decide the result."""
+    """One mini-batch of all examples leaves nothing to chance.
+
+    Cohorts, weights, steps and learning rate decide the result.
+    """
     works.prepare(replace(WORKS[name], batch=ALL[name], epochs=2), tmp_path, 1, "cpu")
     script("own", monkeypatch).main(str(tmp_path), "sequential", "1")
     ours = printed(capsys)
@@ -289,7 +288,8 @@ def test_the_floors_are_positive(tmp_path: Path) -> None:
     least = floors.lowest(size, rates)
     assert min(rates.flops, rates.bytes, least.arithmetic, least.memory) > 0
     assert least.seconds == max(least.arithmetic, least.memory)
-    # 24 examples: two flops a weight of a matrix, forward once and backward twice; four steps read and write the weights
+    # 24 examples: two flops per weight of a matrix, forward once and backward twice;
+    # four steps read and write the weights
     assert size.flops[0] == 24 * 6 * (784 * 200 + 200 * 200 + 200 * 10)
     assert floors.traffic(size)[0] == 4 * 199_210 * 8 + 24 * 784 * 4
 
@@ -350,7 +350,8 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(
 
 
 def test_a_failed_installation_gives_the_reason_that_pip_gave() -> None:
-    said = "import sys; print('noise\\nERROR: No matching distribution found for pfl\\nmore', file=sys.stderr); sys.exit(1)"
+    words = "noise\\nERROR: No matching distribution found for pfl\\nmore"
+    said = f"import sys; print('{words}', file=sys.stderr); sys.exit(1)"
     with pytest.raises(
         Skip, match=r"^it cannot be installed here: No matching distribution found for pfl$"
     ):
@@ -478,7 +479,7 @@ def test_every_system_has_a_way(device: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["2nn", "cnn", "logistic", "lstm"])
 @pytest.mark.parametrize("peer", [peer for peer in PEERS if peer != "torch-loop"])
 def test_a_peer_trains_the_same_model(peer: str, name: str, tmp_path: Path) -> None:
-    """As for the plain loop: with one mini-batch of all examples, the same steps give the same model."""
+    """As in the plain loop, the same steps on all examples give the same model."""
     if not (cache("bench") / peer / "ready").exists():
         pytest.skip(f"there is no environment for {peer}: `rota bench 2nn --peers {peer}` makes it")
     works.prepare(replace(WORKS[name], batch=ALL[name]), tmp_path, 1, "cpu")

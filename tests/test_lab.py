@@ -1,4 +1,4 @@
-"""rota_lab is a package of its own: rota does without it, but for two commands that import it when they are called."""
+"""rota_lab is a package of its own: only two commands of rota import it, when they are called."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ print([name for name in sys.modules if name.partition(".")[0] == "rota_lab"])
 
 
 def test_all_of_the_lab_is_installed() -> None:
-    """An installation takes packages and the data that pyproject.toml names; it names none of the lab."""
+    """An installation takes packages, and data named in pyproject.toml, which names none here."""
     files = [path for path in (SOURCE / "rota_lab").rglob("*") if "__pycache__" not in path.parts]
     for path in files:
         if path.is_dir():

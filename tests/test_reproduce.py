@@ -1,4 +1,4 @@
-"""Reproductions: gradient descent's bound on rota's own rounds, and the page that every reproduction is written to."""
+"""Reproductions: gradient descent's bound on rota's own rounds, and every reproduction's page."""
 
 from __future__ import annotations
 
@@ -128,7 +128,10 @@ def test_rounding_is_forgiven_only_up_to_the_tolerance() -> None:
 
 
 def test_above_two_over_L() -> None:
-    """The quadratic diverges, by ((1 - 2.1)^2 =) 1.21 a step in the end; the logistic loss, flatter at its minimum, does not."""
+    """The quadratic diverges, finally by (1 - 2.1)^2 = 1.21 per step.
+
+    The logistic loss is flatter at its minimum and does not diverge.
+    """
     far, flat = (descend(p, 2.1 / p.smooth, 60).gap for p in PROBLEMS.values())
     assert far[-1] > far[0]
     assert far[-1] / far[-2] == pytest.approx(1.21, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Multi-model FL's Table I as a reproduction: its cells, the data, every method, resuming, and what the page says."""
+"""Multi-model FL's Table I: its cells, the data, every method, resuming, and the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rota.sampling.mmfl import Assigning
 from rota_lab.reproduce import Result, estimate, mmfl_page, run, write_page
 from rota_lab.reproduce.chart import COLOURS
 from rota_lab.reproduce.mmfl_cells import PAPER, TITLES, Cells, relative, three_digits
-from rota_lab.reproduce.parts import append, read
+from rota_lab.reproduce.parts import Found, append, read
 
 table1, faults = (
     importlib.import_module(f"rota_lab.reproduce.mmfl_{name}") for name in ("table1", "faults")
@@ -79,17 +79,11 @@ def test_the_estimate_has_a_line_for_a_setting_and_method_with_what_is_left(tmp_
 
 
 def test_runs_in_which_all_train_take_longer() -> None:
-    costs = {method: policies((1,))[0].costs for method, policies in table1.METHODS.items()}
-    longer = {
-        method
-        for method, each in table1.METHODS.items()
-        if table1.seconds(table1.Part("3", method, 0), each, "cpu") > 300
-    }
-    assert longer == {
-        method
-        for method, words in costs.items()
-        if words in ("every client trains", "every client trains every model")
-    }
+    for name, method in table1.METHODS.items():
+        sampler, _ = method((1,))
+        longer = table1.seconds(table1.Part("3", name, 0), method, "cpu") > 300
+        all_train = ("every client trains", "every client trains every model")
+        assert longer == (sampler.costs in all_train), name
 
 
 def test_options_are_those_of_the_policies() -> None:
@@ -148,12 +142,10 @@ def test_a_client_lacks_one_model_at_most(monkeypatch: pytest.MonkeyPatch) -> No
     assert (~owns).sum(axis=1).min() > 0, "every model is lacked by somebody"
     for task, before in zip(tasks, whole, strict=True):
         for client in np.flatnonzero(task.data.train.sizes)[:20].tolist():
-            assert all(
-                (a == b).all()
-                for a, b in zip(
-                    task.data.train.of(client), before.data.train.of(client), strict=True
-                )
-            )
+            x, y = task.data.train.of(client)
+            other_x, other_y = before.data.train.of(client)
+            assert (x == other_x).all()
+            assert (y == other_y).all()
 
 
 def test_held_out_examples_are_the_first() -> None:
@@ -227,32 +219,34 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def report(cells: Cells, quick: bool = False) -> Result:
-    """The page of runs that are all there are."""
-    runs = [
-        (name.partition("-")[0], name.partition("-")[2], seed)
-        for name, each in cells.items()
-        for seed in each
-    ]
+    """The page of these runs, as if there were no others."""
+    runs = []
+    for name, each in cells.items():
+        setting, _, method = name.partition("-")
+        runs += [(setting, method, seed) for seed in each]
     return mmfl_page.report(cells, replace(table1.about(quick), runs=runs))
 
 
 def found(**cells: list[float]) -> Cells:
-    return {
-        f"3-{method.replace('_', '-')}": {
-            seed: {
-                "accuracy": value,
-                "models": {"a": value, "b": value},
-                "curve": {"rounds": [1, 2], "accuracy": [value, value]},
-                "bytes": 2**30,
-                "client_seconds": 3600.0,
-                "server_bytes": 2**20,
-                "machine": "here",
-                "precision": "fp32",
-            }
-            for seed, value in enumerate(values)
+    """Runs by method, from one accuracy per seed."""
+
+    def run(value: float) -> Found:
+        return {
+            "accuracy": value,
+            "models": {"a": value, "b": value},
+            "curve": {"rounds": [1, 2], "accuracy": [value, value]},
+            "bytes": 2**30,
+            "client_seconds": 3600.0,
+            "server_bytes": 2**20,
+            "machine": "here",
+            "precision": "fp32",
         }
-        for method, values in cells.items()
-    }
+
+    out: Cells = {}
+    for method, values in cells.items():
+        name = f"3-{method.replace('_', '-')}"
+        out[name] = {seed: run(value) for seed, value in enumerate(values)}
+    return out
 
 
 def test_accuracy_is_relative_to_the_same_seed() -> None:
@@ -374,7 +368,8 @@ def test_pairs_in_another_order_than_the_sources() -> None:
     )
     text = report(some).text
     low, high = stats.t.interval(0.95, 1, 0.145, stats.sem([0.15, 0.14]))
-    words = f"- MMFL-LVR is above MMFL-GVR by 0.019 in the source, here below it by 0.145 (95 %: {low:.3f} to {high:.3f})\n"
+    here = f"here below it by 0.145 (95 %: {low:.3f} to {high:.3f})\n"
+    words = f"- MMFL-LVR is above MMFL-GVR by 0.019 in the source, {here}"
     assert words in text, "both are relative accuracies"
     assert "- Random is above FedVARP by 0.066 in the source, here below it by 0.006 (" in text
     assert text.count("which may be chance") == 1
@@ -402,10 +397,8 @@ def test_what_kvib_costs() -> None:
     for each in some["3-kvib"].values():
         each["bytes"] = 2**28
     text = report(some).text
-    assert (
-        "In accuracy it is above Random, below MMFL-LVR, not distinguishable from StaleVRE with 3 tasks (by the 95 % intervals)."
-        in text
-    )
+    order = "above Random, below MMFL-LVR, not distinguishable from StaleVRE with 3 tasks"
+    assert f"In accuracy it is {order} (by the 95 % intervals)." in text
     assert "that is up to 0.58 with 3 tasks." in text
     assert "| 3 | MMFL-LVR | -0.200 (95 %: -0.200 to -0.200) | 0.250 | 1.00 | 1.00 |" in text
     assert "## MMFL-KVib" not in report(found(full=[1.0], lvr=[0.9])).text
@@ -419,11 +412,11 @@ def test_what_kvib_costs() -> None:
 def test_the_chart_shows_those_that_draw_by_what_they_know() -> None:
     everything = found(**{method.replace("-", "_"): [0.5] for method in TITLES})
     chart = report(everything).charts[0]
-    knowing = {
-        TITLES[method]
-        for method, policies in table1.METHODS.items()
-        if isinstance(policies((1,))[0], Assigning)
-    }
+    knowing = set()
+    for name, method in table1.METHODS.items():
+        sampler, _ = method((1,))
+        if isinstance(sampler, Assigning):
+            knowing.add(TITLES[name])
     assert {line.name for line in chart.lines} == knowing | {"Full participation", "Random"}
     assert "StaleVRE" in knowing
     assert len({(line.colour % len(COLOURS), line.dashed) for line in chart.lines}) == len(
@@ -506,11 +499,10 @@ def is_described(setting: str, tasks: list[Task]) -> None:
 def stand_in(partition: Partition, seed: int) -> Federation:
     """Fashion-MNIST's labels with images of CIFAR-10's shape."""
     whole = data.fashion_mnist(partition, seed=seed)
-    blank = {
-        name: replace(part, x=torch.zeros(1).expand(len(part.y), 3, 32, 32))
-        for name, part in {"train": whole.train, "test": whole.test}.items()
-    }
-    return replace(whole, **blank)
+    blank = torch.zeros(1)
+    train = replace(whole.train, x=blank.expand(len(whole.train.y), 3, 32, 32))
+    test = replace(whole.test, x=blank.expand(len(whole.test.y), 3, 32, 32))
+    return replace(whole, train=train, test=test)
 
 
 @pytest.mark.data
@@ -521,10 +513,9 @@ def stand_in(partition: Partition, seed: int) -> Federation:
 def test_the_page_describes_the_five_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     if not data.at_hand("cifar10"):
         monkeypatch.setitem(table1.SETTINGS["5"], "cifar10", replace(table1.CIFAR, source=stand_in))
-    tasks = [
-        kind.task(table1.CLIENTS, name, s)
-        for s, (name, kind) in enumerate(table1.SETTINGS["5"].items())
-    ]
+    tasks = []
+    for seed, (name, spec) in enumerate(table1.SETTINGS["5"].items()):
+        tasks.append(spec.task(table1.CLIENTS, name, seed))
     is_described("5", tasks)
     assert [len(task.data.test.y) for task in tasks][:4] == [7000] * 4
     assert len(tasks[4].data.test.y) == len(

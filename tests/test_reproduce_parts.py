@@ -1,4 +1,4 @@
-"""The file of finished parts: what is read back, whatever stopped its writers, and however many of them there are."""
+"""The file of finished parts: what is read back after stops, and from several writers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_several_processes_append_to_one_file(tmp_path: Path) -> None:
 import pathlib, sys
 from rota_lab.reproduce.parts import append
 for number in range(40):
-    append(pathlib.Path({str(path)!r}), {{"part": f"{{sys.argv[1]}}-{{number}}", "text": "x" * 20_000}})
+    part = {{"part": f"{{sys.argv[1]}}-{{number}}", "text": "x" * 20_000}}
+    append(pathlib.Path({str(path)!r}), part)
 """
     words = [sys.executable, "-c", code]
     writers = [subprocess.Popen([*words, name]) for name in "abc"]

@@ -46,26 +46,24 @@ class System:
 
 
 OWN = (System("rota-sequential", "own.py"), System("rota-batched", "own.py"))
-PEERS = {
-    system.name: system
-    for system in (
-        System("torch-loop", "torch_loop.py"),
-        System("jax-scan", "jax_scan.py", ("jax==0.10.2",), ("jax",)),
-        System("fedjax", "fedjax_sim.py", ("fedjax==0.0.17", "jax==0.10.2"), ("fedjax",)),
-        System(
-            "flower",
-            "flower_sim.py",
-            ("torch", "flwr[simulation]==1.41.0"),
-            ("torch", "flwr.serverapp", "flwr.simulation", "ray"),
-        ),
-        System(
-            "pfl",
-            "pfl_sim.py",
-            ("torch", "pfl==0.6.0"),
-            ("pfl.model.pytorch", "pfl.aggregate.simulate"),
-        ),
-    )
-}
+_PEERS = (
+    System("torch-loop", "torch_loop.py"),
+    System("jax-scan", "jax_scan.py", ("jax==0.10.2",), ("jax",)),
+    System("fedjax", "fedjax_sim.py", ("fedjax==0.0.17", "jax==0.10.2"), ("fedjax",)),
+    System(
+        "flower",
+        "flower_sim.py",
+        ("torch", "flwr[simulation]==1.41.0"),
+        ("torch", "flwr.serverapp", "flwr.simulation", "ray"),
+    ),
+    System(
+        "pfl",
+        "pfl_sim.py",
+        ("torch", "pfl==0.6.0"),
+        ("pfl.model.pytorch", "pfl.aggregate.simulate"),
+    ),
+)
+PEERS = {system.name: system for system in _PEERS}
 
 
 def ways(system: System, device: str, model: str) -> list[Way]:

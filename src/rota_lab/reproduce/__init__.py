@@ -70,10 +70,10 @@ It may also take `out`, and leave out the parts that are finished there.
 
 def names() -> dict[str, str]:
     """The reproductions, with a sentence on each."""
-    return {
-        name: (inspect.getdoc(function) or "").partition("\n")[0]
-        for name, function in REPRODUCTIONS.items()
-    }
+    out = {}
+    for name, function in REPRODUCTIONS.items():
+        out[name] = (inspect.getdoc(function) or "").partition("\n")[0]
+    return out
 
 
 def check(name: str, options: dict[str, Any], quick: bool = False) -> None:

@@ -130,10 +130,8 @@ def against(
 
     With the same seed, both have the same start and the same mini-batches.
     """
-    mine, theirs = (
-        {run["seed"]: value(run) for run in runs_of(found, version, method)}
-        for method in ("kvib", rival)
-    )
+    mine = {run["seed"]: value(run) for run in runs_of(found, version, "kvib")}
+    theirs = {run["seed"]: value(run) for run in runs_of(found, version, rival)}
     out = []
     for seed in sorted(mine.keys() & theirs.keys()):
         ours, other = mine[seed], theirs[seed]
