@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+import torch
 from conftest import federation, linear
+from test_cli import SMALL, call
+from torch import nn
 
+import rota
+from rota import loop
 from rota.errors import BadInput
+from rota.estimate import ESTIMATORS
 from rota.experiment import Experiment
 from rota.plan import Task
+from rota.running.folder import Gone
 from rota.running.run import execute
 from rota.sampling import Full
+from rota.world.devices import Devices
 
 SIZES = [5, 12, 7, 9]
 
@@ -33,3 +43,139 @@ def test_a_name_too_long_for_a_file_is_refused_before_round_1(tmp_path: Path, na
     longest = make(tasks=[Task(linear, federation(SIZES), name=name)], rounds=1)
     execute(longest, engine="sequential", out=tmp_path / "run")
     assert len(list((tmp_path / "run" / "models").iterdir())) == 1
+
+
+class Noise(nn.Module):
+    """A model that draws random numbers in evaluation, too."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(features, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x + torch.randn(x.shape))
+        return out
+
+
+def noise(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Noise(shape[0], classes)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("sampler", [Full(), rota.sampling.SAMPLERS["mmfl-lvr"](2)])
+def test_a_model_that_is_random_in_evaluation_is_reproducible(
+    tmp_path: Path, engine: str, sampler: Any
+) -> None:
+    """Whatever has been drawn before, in how many passes, and also after a resume."""
+    data = federation(SIZES, own_test=False)
+    many = rota.from_clients(
+        [(data.train.x[rows], data.train.y[rows]) for rows in (slice(0, 15), slice(15, 33))],
+        (data.test.x.repeat(100, 1), data.test.y.repeat(100)),
+        classes=3,
+    )
+
+    def play(rounds: int, **more: Any) -> list[Any]:
+        torch.rand(len(str(tmp_path)) + rounds)
+        chosen = make(tasks=[Task(noise, many, name="line")], sampler=sampler, rounds=rounds)
+        return execute(chosen, engine=engine, **more).records
+
+    whole = play(4)
+    assert play(4) == whole
+    out = tmp_path / "run"
+    assert play(2, out=out) == whole[:2]
+    assert play(4, out=out, resume=True) == whole
+
+
+@pytest.mark.parametrize("name", ["fedvarp", "scaffold"])
+def test_a_memory_on_disk_has_its_room_before_round_1(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A mapped page that finds no room later would end the process with SIGBUS."""
+    sizes, unlink = [], Path.unlink
+
+    def measured(path: Path, *more: Any, **others: Any) -> None:
+        if "rota-memory" in path.name:
+            sizes.append((path.stat().st_blocks * 512, path.stat().st_size))
+        unlink(path, *more, **others)
+
+    monkeypatch.setattr(Path, "unlink", measured)
+    execute(make(estimator=ESTIMATORS[name](memory="disk")), engine="sequential")
+    assert sizes
+    assert all(held >= size > 0 for held, size in sizes)
+
+
+def test_a_memory_on_a_disk_that_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(
+        BadInput, match=r"has no room for them \(No space left on device\): set TMP"
+    ):
+        execute(make(estimator=ESTIMATORS["fedvarp"](memory="disk")), engine="sequential")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"spread": 1000.0}, "devices.spread is 1000.0: it must be at most 20"),
+        ({"gflops": 1e-300}, "devices.gflops is 1e-300: it must be from 1e-12 to 1e\\+12"),
+        ({"mbps": 1e300}, "devices.mbps is 1e\\+300: it must be from"),
+    ],
+)
+def test_devices_that_no_clock_can_tell(options: dict[str, float], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        execute(make(devices=Devices(**options)))
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_folder_that_vanishes_during_a_run(tmp_path: Path, how: str) -> None:
+    """One sentence, and nothing is written where the folder was."""
+    out = tmp_path / "run"
+
+    def vanish(record: Any) -> None:
+        if record["round"] == 2:
+            out.rename(tmp_path / "there") if how == "moved" else shutil.rmtree(out)
+
+    with pytest.raises(Gone, match="is no longer there: it was moved or deleted during the run"):
+        execute(make(rounds=4), engine="sequential", out=out, watch=vanish)
+    assert not out.exists()
+    if how == "moved":
+        execute(make(rounds=4), engine="sequential", out=tmp_path / "there", resume=True)
+        assert (tmp_path / "there" / "summary.json").exists()
+
+
+def test_a_folder_that_vanishes_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, play = tmp_path / "run", loop.play
+
+    def vanish(*given: Any) -> Any:
+        shutil.rmtree(out, ignore_errors=True)
+        return play(*given)
+
+    monkeypatch.setattr(loop, "play", vanish)
+    outcome = call("run", *SMALL, "--out", out)
+    assert outcome.status == 1
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith(f"rota: the run failed: the folder {out} is no longer there")
+    assert "Traceback" not in outcome.err
+
+
+def test_a_comparison_killed_before_its_first_run_began(tmp_path: Path) -> None:
+    """Between making a folder and writing config.toml; it is resumed as if nothing had been."""
+    words = ("compare", *SMALL, "--vary", "sampler=full,uniform", "--out", tmp_path / "grid")
+    (tmp_path / "grid" / "full-seed0").mkdir(parents=True)
+    assert "choose another --out" in call(*words).err
+    outcome = call(*words, "--resume")
+    assert outcome.status == 0, outcome.err
+    assert len(list((tmp_path / "grid").glob("*/summary.json"))) == 2
+
+
+def test_a_run_without_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no such user")))
+    outcome = call("run", *SMALL, "--out", tmp_path / "run")
+    assert outcome.status == 0, outcome.err
+    assert call("doctor").status == 0

@@ -88,7 +88,8 @@ def play(
         **(meter(memory, shares, state.models, now) if meter else {}),
     }
     test = now % experiment.evaluate == 0 or now == experiment.rounds
-    scores = engine.evaluate(models) if test else None
+    with rng.addressed(rng.key(experiment.seed, "evaluate", now)):
+        scores = engine.evaluate(models) if test else None
     names, alike = experiment.models(models), same_score(experiment.tasks)
     return after, record(now, names, plan, seen, scores, totals, asked, alike)
 

@@ -129,7 +129,8 @@ def probe(
         return sampler.hear(memory, rows, answers.only(sees(sampler))), recalled, None
     job = setting.question(rows, what, recalled)
     if what == "loss":
-        answers = setting.engine.losses(job, question.examples)
+        with rng.addressed(rng.key(setting.seed, "losses", setting.now)):
+            answers = setting.engine.losses(job, question.examples)
         answers.pace = setting.pace[rows.model]
     else:
         watched = sampler.watch(memory, job) if isinstance(sampler, Watching) else None

@@ -16,6 +16,8 @@ A key gives
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -49,6 +51,14 @@ def key(seed: int, *address: int | str) -> int:
 def generator(stream: int) -> np.random.Generator:
     """A numpy generator for one key."""
     return np.random.Generator(np.random.Philox(key=stream))
+
+
+@contextmanager
+def addressed(stream: int) -> Iterator[None]:
+    """Give torch's own generator on the CPU a key, for modules that draw from it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stream)
+        yield
 
 
 def _signed(word: int) -> int:

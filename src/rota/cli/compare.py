@@ -76,7 +76,8 @@ def compare(
     started = {name for name in runs if resume and (out / name / "config.toml").exists()}
     for name, variant in runs.items():
         check_folder(recipes.resolve(variant), out / name, name in started)
-    if resume and not started:
+    # a comparison that was killed early may have nothing but an empty folder of its first run
+    if resume and not any((out / name).is_dir() for name in runs):
         raise BadInput(
             f"there is no comparison to resume in {out}: leave --resume out to start one there"
         )

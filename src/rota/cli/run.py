@@ -95,6 +95,7 @@ def train(
     with loading():
         from rota import recipe as recipes
         from rota.cli import progress
+        from rota.running.folder import Gone
         from rota.running.run import execute
         from rota.running.summary import Stuck
 
@@ -107,7 +108,7 @@ def train(
             done = execute(experiment, **how, out=out, resume=resume, config=config, watch=watch)
     except BadInput:
         raise
-    except Stuck as end:
+    except (Stuck, Gone) as end:
         raise Stopped(1, f"the run failed: {end}", None) from end
     except (Exception, KeyboardInterrupt) as error:
         begun = again if (out / "config.toml").exists() else None

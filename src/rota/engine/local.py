@@ -154,6 +154,19 @@ def uses_dropout(module: nn.Module, x: Tensor) -> bool:
     return probe.calls > 0
 
 
+def draws(module: nn.Module, x: Tensor) -> bool:
+    """Whether a pass in evaluation draws random numbers from torch's own generator."""
+    device = next((p.device for p in module.parameters()), x.device)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.default_generator.get_state()
+        try:
+            copy.deepcopy(module).eval()(x.to(device))
+        except Exception as error:  # as above
+            if not_a_clients(error):
+                raise
+        return not torch.equal(before, torch.default_generator.get_state())
+
+
 def on_device(part: Part, device: torch.device) -> tuple[Tensor, Tensor]:
     """A part's examples on the device; or where they are, if they would fill it: what a chunk needs is then sent as it comes up."""
     if (

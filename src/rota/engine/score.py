@@ -55,6 +55,7 @@ class Scorer:
     ) -> None:
         self.tasks, self.modules, self.flops, self.device = tasks, modules, flops, device
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.draws: dict[int, bool] = {}  # whether a task's network is random in evaluation
         self.stacks: dict[Kind, bool] = {}  # whether a kind of model can be stacked
         self.threads = (
             ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
@@ -123,7 +124,7 @@ class Scorer:
         def part(piece: tuple[slice, Tensor | None]) -> tuple[Tensor, Tensor]:
             return measure(x[piece[0]].to(self.device), y[piece[0]].to(self.device), piece[1])
 
-        pieces = self.spread(part, parts)
+        pieces = self.spread(task, part, parts)
         sides = [torch.cat(side, dim=1) for side in zip(*pieces, strict=True)]
         loss, hits = (side.double().cpu().numpy() for side in sides)
         out = []
@@ -132,14 +133,21 @@ class Scorer:
             out.append(Score(float(a.mean()), float(b.mean()), by_client))
         return out
 
-    def spread(self, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
-        """A function of each of these parts, on all cores of a CPU."""
+    def spread(self, s: int, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+        """A function of each of these parts, on all cores of a CPU.
+
+        Where model s draws random numbers, one part follows the other, because all threads draw
+        from one generator.
+        """
 
         def one(part: Any) -> Any:
             with torch.no_grad():  # which is each thread's own
                 return function(part)
 
-        return list((self.threads.map if self.threads else map)(one, parts))
+        if s not in self.draws:
+            self.draws[s] = local.draws(self.modules[s], self.tasks[s].federation.train.x[:1])
+        threads = None if self.draws[s] else self.threads
+        return list((threads.map if threads else map)(one, parts))
 
     def _test(self, data: Federation) -> tuple[Tensor, Tensor]:
         if id(data) not in self.held:

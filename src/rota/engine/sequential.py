@@ -225,7 +225,7 @@ class Sequential:
                 forward(module, x[here].to(self.device), part[1]), y[here].to(self.device)
             )
 
-        return torch.cat(self.scorer.spread(measure, self.scorer.passes(s, sizes)))
+        return torch.cat(self.scorer.spread(s, measure, self.scorer.passes(s, sizes)))
 
     def _examples(
         self, model: int, clients: Array, now: int, most: int | None

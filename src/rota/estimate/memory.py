@@ -9,6 +9,7 @@ been written, and writing them twice changes nothing.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import typing
@@ -42,12 +43,18 @@ def init(models: list[Weights], shares: Array, place: Place) -> Tensors:
     clients = shares.shape[1]
     sizes = [clients * len(model.params) * model.params.element_size() for model in models]
     needed = f"the estimator's memory takes {sum(sizes):,} bytes"
-    folder = tempfile.gettempdir()
-    # a mapped file that finds no room later ends the process
-    if place == "disk" and sum(sizes) > shutil.disk_usage(folder).free:
-        raise BadInput(
-            f"{needed}, more than {folder} has: set TMPDIR to a folder with room for them"
-        )
+    if place == "disk":
+        try:
+            folder = tempfile.gettempdir()
+        except OSError as error:
+            raise BadInput(
+                f"{needed}, and there is no folder for temporary files: set TMPDIR to a folder "
+                "with room for them"
+            ) from error
+        if sum(sizes) > shutil.disk_usage(folder).free:
+            raise BadInput(
+                f"{needed}, more than {folder} has: set TMPDIR to a folder with room for them"
+            )
     state = {}
     try:
         for s, model in enumerate(models):
@@ -102,9 +109,19 @@ def _zeros(shape: tuple[int, int], like: Tensor, place: Place) -> Tensor:
     if place != "disk" or not count:
         device = like.device if place == "device" else "cpu"
         return torch.zeros(shape, dtype=like.dtype, device=device)
+    nbytes = count * like.element_size()
     with tempfile.NamedTemporaryFile(prefix="rota-memory-", delete=False) as file:
         path = Path(file.name)
-        file.truncate(count * like.element_size())
+        try:
+            file.truncate(nbytes)
+            if hasattr(os, "posix_fallocate"):  # a mapped page without room ends the process
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+        except OSError as error:
+            path.unlink()
+            raise BadInput(
+                f"the estimator's memory takes {nbytes:,} bytes, and {path.parent} has no room for "
+                f"them ({error.strerror}): set TMPDIR to a folder with room for them"
+            ) from error
     mapped = torch.from_file(str(path), shared=True, size=count, dtype=like.dtype)
     path.unlink()  # the mapping keeps it until the process ends
     return mapped.view(shape)

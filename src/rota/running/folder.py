@@ -27,6 +27,10 @@ CHANGEABLE = ("rounds", "target", "evaluate")
 """What may change when a run is resumed; everything else must be as it was."""
 
 
+class Gone(RuntimeError):
+    """The run's folder was moved or deleted while the run was in it."""
+
+
 class Folder:
     """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to
     one.
@@ -124,6 +128,7 @@ class Folder:
 
         What an interrupted write leaves in a buffer would be written later, among other lines.
         """
+        self._here()
         line = json.dumps(finite(record)).encode() + b"\n"
         with (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
             while line:
@@ -134,12 +139,22 @@ class Folder:
 
         The lines up to it reach the disk first, so that a checkpoint is never ahead of them.
         """
+        self._here()
         if (self.path / "rounds.jsonl").exists():
             sync(self.path / "rounds.jsonl")
         checkpoint.save(self.path / "checkpoint", state, wall_seconds, self.config)
         sync(self.path)
 
+    def _here(self) -> None:
+        """Write nothing where the folder was: that would be half of a run."""
+        if not (self.path / "config.toml").exists():
+            raise Gone(
+                f"the folder {self.path} is no longer there: it was moved or deleted during the "
+                "run, so resume the moved one or start again"
+            )
+
     def write_summary(self, summary: dict[str, Any]) -> None:
+        self._here()
         write(self.path / "summary.json", json.dumps(finite(summary), indent=2) + "\n")
 
     def write_data(self, experiment: Experiment) -> None:
@@ -162,6 +177,7 @@ class Folder:
 
     def write_models(self, experiment: Experiment, state: State) -> None:
         """models/NAME.safetensors: the models by their modules' own tensor names."""
+        self._here()
         (self.path / "models").mkdir(exist_ok=True)
         names = experiment.models(state.models)
         for name, model in zip(names, state.models, strict=True):

@@ -11,6 +11,11 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import NUMBER, Costs, Job
 
+FASTEST = 1e12
+"""The most GFLOP/s or Mbit/s of a device, and the inverse of the least."""
+WIDEST = 20.0
+"""The largest spread: a factor of e^20 is one standard deviation."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -56,10 +61,20 @@ class Devices:
     def check(self) -> None:
         """Refuse speeds that a clock cannot run on."""
         for key in ("gflops", "mbps"):
-            if not getattr(self, key) > 0:
-                raise BadInput(f"devices.{key} is {getattr(self, key)}: it must be above 0")
+            value = getattr(self, key)
+            if not value > 0:
+                raise BadInput(f"devices.{key} is {value}: it must be above 0")
+            if not 1 / FASTEST <= value <= FASTEST:
+                raise BadInput(
+                    f"devices.{key} is {value}: it must be from {1 / FASTEST:g} to {FASTEST:g}"
+                )
         if not self.spread >= 0:
             raise BadInput(f"devices.spread is {self.spread}: it must be at least 0")
+        if self.spread > WIDEST:
+            raise BadInput(
+                f"devices.spread is {self.spread}: it must be at most {WIDEST:g}, or some clients "
+                "would take longer than a clock can tell"
+            )
 
     def profile(self, clients: int, seed: int) -> Profile:
         """Each client's speed and link."""
