@@ -112,14 +112,14 @@ def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[s
         if held is None or held.clients != clients:
             say(f"growth: making {clients:,} clients")
             held = data.synthetic(clients=clients, examples=EXAMPLES)
-        say(f"growth: {clients:,} clients, {cohort:,} a round, {sampler}")
+        say(f"growth: {clients:,} clients, {cohort:,} per round, {sampler}")
         rows.append(_measure("logistic", held, cohort, sampler, device, rounds))
     held = data.synthetic(clients=PEOPLE, examples=EXAMPLES)
     for sampler in ASSIGN:
-        say(f"growth: {PEOPLE:,} clients, {COHORTS[-1]:,} a round, {TASKS} models, {sampler}")
+        say(f"growth: {PEOPLE:,} clients, {COHORTS[-1]:,} per round, {TASKS} models, {sampler}")
         rows.append(_measure("logistic", held, COHORTS[-1], sampler, device, rounds, TASKS))
     clients, cohort = FLEET
-    say(f"growth: {clients:,} clients, {cohort:,} CNNs a round")
+    say(f"growth: {clients:,} clients, {cohort:,} CNNs per round")
     return [*rows, _measure("cnn", _digits(clients), cohort, LEARNS, device, rounds)]
 
 

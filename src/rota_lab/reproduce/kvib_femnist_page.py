@@ -22,7 +22,7 @@ from rota_lab.reproduce.result import Result, Row, over_seeds
 
 TARGETS = (0.90, 0.95)
 LAST = 5
-"""The last loss and accuracy of a run are means of so many tests: one alone is as noisy as the
+"""The last loss and accuracy of a run are means of this many tests: one alone is as noisy as the
 sampler."""
 WORST, LEAST = 3.0, 0.9
 """Charts cut losses and accuracies off here: late differences would be too small to see."""

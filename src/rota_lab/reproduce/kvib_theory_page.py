@@ -323,7 +323,7 @@ def _budget_table(found: dict[str, Found]) -> str:
     budgets = sorted({each["budget"] for each in found.values()})
     picks: dict[str, Pick] = {
         "cumulative regret": values("regret"),
-        "cumulative regret, q in the place of p": unscaled,
+        "cumulative regret, q in place of p": unscaled,
         "cumulative variance": values("variance"),
         "cost / least": ratio,
     }
@@ -385,7 +385,7 @@ other seeds. A G near the largest score (0.12 in the first round) keeps K-Vib ne
 
 **The budget.** With small budgets, uniform sampling, Mabs and OSMD do not converge at lr 0.02: the
 weights 1 / p of their rare large clients make steps that are too long. Their regret at the smallest
-K is that of a model that does not learn, and it falls with K in either reading. That q in the place
+K is that of a model that does not learn, and it falls with K in either reading. That q in place
 of p makes a rival's regret rise would be true if the updates were the same at every K, but here
 they shrink with the noise. With large budgets, independent coins are the better procedure: as K
 grows to N, their variance goes to 0. With replacement it does not, although the cost l(K q) is then

@@ -119,7 +119,7 @@ def _turned(found: Cells, faults: Faults) -> list[str]:
         "## Pairs in another order than the source's",
         "",
         "The table shows by how much the first method is above the second: in the source, here,",
-        "and with a fault in those of the two methods that have it. Single faults put so many of",
+        "and with a fault in those of the two methods that have it. Single faults put this many of",
         f"the {len(rows)} pairs into the source's order: {', '.join(counts) or 'none'}. In bold",
         "entries the interval says so, too.",
         "",
