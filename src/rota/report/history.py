@@ -166,6 +166,8 @@ def read(folder: Path) -> History:
                 model = f"{failure['model']}: " if len(record["models"]) > 1 else ""
                 failures[f"{model}{failure['reason']}"] += 1
             lines.append(record)
+        models = list(lines[0]["models"]) if lines and data else list(data)
+        data = {name: data[_task(name, data)] for name in models}
     except (OSError, ValueError, KeyError) as error:
         hint = f"leave {folder.name} out of the report, or run it again"
         raise BadInput(f"cannot read {path} ({error}): {hint}") from error
@@ -182,6 +184,11 @@ def read(folder: Path) -> History:
         finished=bool(summary),
         wall_seconds=summary.get("wall_seconds"),
     )
+
+
+def _task(model: str, data: dict[str, Any]) -> str:
+    """The name of a model's task: the models of one task are numbered."""
+    return model if model in data else model.rpartition(".")[0]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
