@@ -22,8 +22,9 @@ from rota.engine import schedule as schedules
 from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.models.text import recurrent
-from rota.plan import Plan, Task, whole
+from rota.plan import Model, Plan, Task, whole
 from rota.sampling import memory
+from rota.weights import Weights
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
@@ -629,6 +630,21 @@ def test_stacks_share_the_memory_of_their_graphs() -> None:
         expected, found = (updates(engine, models, plan) for engine in (plain, fast))
         assert all(apart(found[row], expected[row]) < 2e-3 for row in expected)
     assert len(fast.graphs) > 4
+
+
+@pytest.mark.parametrize("model", [smooth, network])
+def test_models_of_one_task_share_stacks(model: Any) -> None:
+    """Each row begins at its own model, and has the mini-batches of its client in the task."""
+    task = Task(model, federation([9, 23, 16, 40]), batch=7, epochs=2)
+    plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))
+    params, buffers = plain.initial()[0].weights
+    models = [Model(0, Weights(scale * params, buffers)) for scale in (1.0, 1.5, 1.0)]
+    model_of = np.array([0, 1, 2, 1, 0], np.int64)
+    plan = Plan(np.array([0, 0, 0, 3, 2]), model_of, np.ones(5), np.ones(5))
+    expected, found = (updates(engine, models, plan) for engine in (plain, fast))
+    assert all(apart(found[row], expected[row]) < 2e-3 for row in expected)
+    assert apart(found[0], found[2]) < 2e-3
+    assert apart(found[0], found[1]) > 1e-2
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

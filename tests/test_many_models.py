@@ -33,6 +33,13 @@ GROUPS = [[0, 3, 6, 8, 11], [1, 4, 7, 10], [2, 5, 9]]
 OWN_ENGINES = [name for name in ENGINES if name in ("sequential", "batched")]
 
 
+@pytest.fixture(params=[*OWN_ENGINES, "stacks"])
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An engine's name; "stacks" is the batched one without the C library."""
+    monkeypatch.setenv("ROTA_NATIVE", "0" if request.param == "stacks" else "1")
+    return "batched" if request.param == "stacks" else str(request.param)
+
+
 def digits() -> Task:
     return Task(linear, federation(SIZES), batch=4, name="digits")
 
@@ -106,7 +113,6 @@ def alike(one: dict[Any, Any], two: dict[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("task", [digits, dropping])
-@pytest.mark.parametrize("name", OWN_ENGINES)
 def test_engines_train_the_models_of_one_task_apart(name: str, task: Callable[[], Task]) -> None:
     """What a client makes of a model does not depend on the other models, nor on its number."""
     experiment = Experiment([task(), other()])
@@ -135,12 +141,14 @@ ANCHOR = pytest.param(
 
 @pytest.mark.parametrize("vector", ["start", "shift", ANCHOR])
 @pytest.mark.parametrize("task", [digits, dropping])
-def test_engines_agree_on_several_models_of_one_task(task: Callable[[], Task], vector: str) -> None:
+def test_engines_agree_on_several_models_of_one_task(
+    name: str, task: Callable[[], Task], vector: str
+) -> None:
     """Also where rows have starts, anchors and shifts of their own."""
     experiment = Experiment([task(), other()])
     models = [*apart(experiment.tasks[0], 3), *apart(experiment.tasks[1], 1, index=1)]
     pairs = [(c, m) for m in (2, 0, 1) for c in (0, 3, 5, 8)] + [(1, 3), (6, 3)]
-    engines = [make(name, experiment, "cpu") for name in OWN_ENGINES]
+    engines = [make(each, experiment, "cpu") for each in ("sequential", name)]
     one, two = (trained(engine, models, pairs) for engine in engines)
     alike(one, two)
     three = [(client, model) for client, model in pairs if model < 3]
@@ -162,7 +170,6 @@ def test_engines_agree_on_several_models_of_one_task(task: Callable[[], Task], v
 
 
 @pytest.mark.parametrize("task", [digits, dropping])
-@pytest.mark.parametrize("name", OWN_ENGINES)
 def test_engines_score_the_models_of_one_task_apart(name: str, task: Callable[[], Task]) -> None:
     experiment = Experiment([task(), other()])
     engine = make(name, experiment, "cpu")
@@ -190,7 +197,6 @@ def test_engines_score_the_models_of_one_task_apart(name: str, task: Callable[[]
 
 
 @pytest.mark.parametrize("task", [digits, dropping])
-@pytest.mark.parametrize("name", OWN_ENGINES)
 def test_each_model_is_trained_by_its_clients_only(name: str, task: Callable[[], Task]) -> None:
     experiment = Experiment([task()], Full(), rounds=2)
     engine = make(name, experiment, "cpu")
@@ -213,7 +219,6 @@ def test_each_model_is_trained_by_its_clients_only(name: str, task: Callable[[],
         np.testing.assert_array_equal(state.shares, before.shares)
 
 
-@pytest.mark.parametrize("name", OWN_ENGINES)
 def test_what_one_group_has_does_not_reach_the_others(name: str) -> None:
     experiment = Experiment([dropping()], Full(), server=Adam(), rounds=3)
     data = federation(SIZES)
@@ -233,7 +238,6 @@ def test_what_one_group_has_does_not_reach_the_others(name: str) -> None:
     assert equal == [True, False, True]
 
 
-@pytest.mark.parametrize("name", OWN_ENGINES)
 @pytest.mark.usefixtures("grouped")
 def test_records_and_folders_name_the_models(name: str, tmp_path: Path) -> None:
     experiment = Experiment([digits(), other()], Full(), rounds=2)
@@ -255,7 +259,6 @@ def test_records_and_folders_name_the_models(name: str, tmp_path: Path) -> None:
         assert torch.equal(weights.read(module).params, model.params)
 
 
-@pytest.mark.parametrize("name", OWN_ENGINES)
 def test_checkpoint_and_resume_are_exact(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

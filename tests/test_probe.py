@@ -192,6 +192,23 @@ def test_a_probe_is_paid_for_and_nothing_is_paid_twice(
     )
 
 
+def test_who_was_asked_for_one_model_pays_for_another(blobs: Federation) -> None:
+    """Clients 0 and 1 are asked for a norm of one model each, and drawn for one that they did not have."""
+    tasks = [Task(linear, blobs, name=name) for name in "ab"]
+    asked = Plan(np.array([0, 1]), np.array([0, 1]), np.ones(2), np.ones(2))
+    drawn = Plan(np.array([0, 1]), np.array([1, 1]), np.ones(2), np.ones(2))
+    sampler = Asks("norm", [], [])
+    sampler.question, sampler.drawn = Question(asked, "norm"), drawn
+    experiment = Experiment(tasks, sampler, devices=DEVICES)
+    machine = make("sequential", experiment, "cpu")
+    _, record = loop.play(experiment, machine, loop.begin(experiment, machine))
+    model = machine.initial()[0].nbytes
+    assert record["bytes_down"] == (2 + 1) * model, "client 1 has fetched model b already"
+    assert record["bytes_up"] == 2 * 8 + 2 * model
+    work = seconds([0, 1, 0], np.array(SIZES)[[0, 1, 0]], 0)
+    assert record["client_seconds"] == pytest.approx(work.sum())
+
+
 def test_controls_have_no_buffers(blobs: Federation) -> None:
     def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(shape[0]), nn.Linear(shape[0], classes))
