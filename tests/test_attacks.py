@@ -179,3 +179,33 @@ def test_a_run_without_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     outcome = call("run", *SMALL, "--out", tmp_path / "run")
     assert outcome.status == 0, outcome.err
     assert call("doctor").status == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["availability.chance=1e-9"], "hardly anybody can ever be reached"),
+        (["server.lr=1e-300"], "server.lr is 1e-300: the models will not change"),
+        (["task.lr=1e-30"], "task 'digits': lr is 1e-30: its model will not change"),
+        (["task.steps=2", "task.epochs=3"], "steps (2) decides, and epochs (3) is not used"),
+        ([], ""),
+        (["task.steps=2", "availability.chance=0.01", "server.lr=1e-3", "rounds=20"], ""),
+    ],
+)
+def test_what_is_hardly_ever_meant_is_said(tmp_path: Path, settings: list[str], words: str) -> None:
+    given = [word for setting in settings for word in ("--set", setting)]
+    outcome = call("run", *SMALL, *given, "--out", tmp_path / "run")
+    assert outcome.status == 0, outcome.err
+    lines = [line for line in outcome.err.splitlines() if line.startswith("rota: ")]
+    assert len(lines) == bool(words)
+    assert words in "".join(lines)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"x"', "[" * 100_000, "{", "", "\xff"])
+def test_a_checkpoint_whose_numbers_are_no_object_is_damaged(tmp_path: Path, text: str) -> None:
+    execute(make(), engine="sequential", out=tmp_path / "whole")
+    execute(make(rounds=1), engine="sequential", out=tmp_path / "run")
+    (tmp_path / "run/checkpoint/00000001/state.json").write_bytes(text.encode("latin-1"))
+    execute(make(), engine="sequential", out=tmp_path / "run", resume=True)
+    for name in ("rounds.jsonl", "models/line.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

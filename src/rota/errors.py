@@ -13,8 +13,12 @@ from pathlib import Path
 class BadInput(ValueError):
     """A mistake in the input: one sentence that names what to change.
 
-    The command line exits with status 2.
+    The command line exits with status 2. What cannot be printed, such as a line's end in a name
+    that the sentence quotes, becomes a space.
     """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__("".join(c if c.isprintable() else " " for c in sentence))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from typing import Any
 
 from rota import rng
 from rota.data.federation import Federation
-from rota.errors import BadInput, at, did_you_mean, first_line
+from rota.errors import BadInput, at, did_you_mean, first_line, what_and_where
 from rota.experiment import Experiment
 from rota.hints import convert, shown
 from rota.plan import Task
@@ -378,7 +378,19 @@ def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
 
 
 def _make(kind: str, table: Config, clients: int = 0) -> Any:
-    return registry.find(kind, table["name"])(**registry.arguments(kind, table, clients))
+    return _call(kind, table["name"], registry.arguments(kind, table, clients))
+
+
+def _call(kind: str, name: str, arguments: dict[str, Any]) -> Any:
+    """Call a member; a user's own may raise anything."""
+    try:
+        return registry.find(kind, name)(**arguments)
+    except (BadInput, MemoryError):
+        raise
+    except Exception as error:
+        if ":" not in name or os.environ.get("ROTA_DEBUG"):
+            raise
+        raise BadInput(f"{shown(name)} cannot be called: {what_and_where(error)}") from error
 
 
 def _build_tasks(config: Config) -> list[Task]:
@@ -412,7 +424,7 @@ def _build_data(table: Config, seed: int) -> Federation:
         arguments["seed"] = rng.key(first, "split", split) >> 33 if split else first
     if "partition" in table:
         arguments["partition"] = _make("partitions", table["partition"])
-    data = registry.find("data", name)(**arguments)
+    data = _call("data", name, arguments)
     if not isinstance(data, Federation):
         given = f"the data '{name}' are a {type(data).__name__}"
         raise BadInput(f"{given}: return a rota.Federation, as rota.from_clients makes one")

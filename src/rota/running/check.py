@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
@@ -23,6 +24,7 @@ from rota.policies import KINDS
 from rota.running.record import same_score
 from rota.sampling import asks
 from rota.sampling.metrics import check as check_metrics
+from rota.world.availability import Availability
 
 LONGEST = 200
 """The most bytes of a model's file name: file systems take 255, with what is added to it."""
@@ -54,6 +56,40 @@ def check(experiment: Experiment) -> None:
     check_server(experiment.server)
     check_together(experiment)
     check_metrics(experiment.metrics, experiment.sampler, experiment.shares, experiment.rounds)
+
+
+SELDOM = 1e-3
+"""Warn if fewer clients than this are expected to be reached in the whole run ..."""
+TINY = 1e-12
+"""... and if a learning rate is smaller than this."""
+
+
+def warn(experiment: Experiment) -> None:
+    """Log what is allowed, but hardly ever meant."""
+    say = logging.getLogger("rota").warning
+    availability, clients = experiment.availability, experiment.shares.shape[1]
+    chance = getattr(availability, "chance", 1.0)
+    if isinstance(availability, Availability) and chance * clients * experiment.rounds < SELDOM:
+        say(
+            "availability.chance is %g: with %d clients and %d rounds hardly anybody can ever be "
+            "reached",
+            chance,
+            clients,
+            experiment.rounds,
+        )
+    lr = getattr(experiment.server, "lr", 1.0)
+    if isinstance(lr, float | int) and 0 < lr < TINY:
+        say("server.lr is %g: the models will not change", lr)
+    for task, name in zip(experiment.tasks, experiment.names, strict=True):
+        if task.lr < TINY:
+            say("task '%s': lr is %g: its model will not change", name, task.lr)
+        if task.steps is not None and task.epochs != 1:
+            say(
+                "task '%s' has steps and epochs: steps (%d) decides, and epochs (%d) is not used",
+                name,
+                task.steps,
+                task.epochs,
+            )
 
 
 def check_kinds(experiment: Experiment) -> None:

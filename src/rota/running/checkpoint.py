@@ -107,10 +107,12 @@ def _digest(path: Path, numbers: dict[str, Any]) -> str:
 def _numbers(path: Path) -> dict[str, Any] | None:
     """A checkpoint's plain numbers; None if a part of it is missing or damaged."""
     try:
-        numbers: dict[str, Any] = json.loads((path / NUMBERS).read_text())
+        numbers = json.loads((path / NUMBERS).read_bytes())
+        if not isinstance(numbers, dict):
+            return None
         wall, digest = numbers.pop("wall_seconds"), numbers.pop("digest")
         return numbers | {"wall_seconds": wall} if digest == _digest(path, numbers) else None
-    except (FileNotFoundError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, RecursionError):
         return None
 
 

@@ -16,7 +16,7 @@ from rota.errors import BadInput
 from rota.experiment import Experiment, State
 from rota.hints import shown
 from rota.plan import Task
-from rota.running.check import check
+from rota.running.check import check, warn
 from rota.running.describe import describe
 from rota.running.record import Record, columns, reached
 from rota.running.summary import refuse_fewer, refuse_stuck, summarise
@@ -132,6 +132,7 @@ def execute(
     """Run an experiment; `config` is what config.toml will say, by default a description of it."""
     told = watchers(watch)
     check(experiment)
+    warn(experiment)
     machine = make(engine, experiment, device, precision)
     state = loop.begin(experiment, machine)
     config = config or describe(experiment)
