@@ -458,6 +458,7 @@ def test_every_policy_survives_ctrl_c_inside_a_round(
     experiment = make(
         **{kind: member(), **PARTNERS.get(member, {})},
         availability=Availability(0.8, memory=0.5, known=False),
+        admission=Admission(1e6),
     )
     chunks = total = 0
     train = Sequential.train
