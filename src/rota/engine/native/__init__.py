@@ -1,8 +1,9 @@
-"""Local training on a CPU without Python in its loop: a traced step as instructions for a small C library, a client a core.
+"""Local training on a CPU without Python in its loop.
 
-Operators on a mini-batch of ten take a few microseconds each, as long as their calls from Python; here a client's whole local work is one
-call, which also leaves the interpreter's lock alone, so that all cores work. Products are made for few examples, and convolutions take
-fewer multiplications than their definition (convolution.h). A client's numbers depend on nobody beside it.
+A traced step becomes instructions for a small C library, which trains one client per core. An
+operator on a mini-batch of ten takes a few microseconds, as long as its call from Python. Here the
+whole local training of some clients is one call, which also releases the interpreter's lock. A
+client's numbers do not depend on the other clients of the call.
 """
 
 from __future__ import annotations
@@ -19,26 +20,21 @@ from torch import Tensor
 
 from rota import rng, weights
 from rota.arrays import Array
-from rota.engine.native.build import (
-    LABEL_OUTSIDE,
-    ROW,
-    TOKEN_OUTSIDE,
-    UNTRAINED,
-    Unavailable,
-    Work,
-    library,
-)
-from rota.engine.native.program import (
+from rota.engine.native.build import Unavailable, library
+from rota.engine.native.program import Place, Unsupported, Writer
+from rota.engine.native.structures import (
     BUFFERS,
     GRADIENT,
     KEY,
+    LABEL_OUTSIDE,
     LOSS,
     NUMBER,
     PARAMS,
+    ROW,
+    TOKEN_OUTSIDE,
+    UNTRAINED,
     WEIGHT,
-    Place,
-    Unsupported,
-    Writer,
+    Program,
     X,
     Y,
 )
@@ -48,10 +44,15 @@ from rota.engine.stack import Steps, half, repeated, same_gradient
 
 __all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]
 
+OUTSIDE = {
+    TOKEN_OUTSIDE: "a token is outside the embedding",
+    LABEL_OUTSIDE: "a label is outside the model's outputs",
+}
+
 
 @dataclass(frozen=True)
 class Result:
-    """What some rows' training gave. A row with a reason failed: its update is 0 and its loss NaN."""
+    """What training some rows gave. A row with a reason failed: its update is 0, its loss NaN."""
 
     update: Tensor
     buffers: Tensor
@@ -60,64 +61,83 @@ class Result:
 
 
 class Native:
-    """One task's step for rota.c. Raises Unsupported or Unavailable where it cannot be made."""
+    """One task's step for rota.c. Raises Unsupported or Unavailable where that cannot be."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.lib = library(steps.dtype)
-        self.works: dict[tuple[int, bool], Work] = {}
+        self.programs: dict[tuple[int, bool], Program] = {}
         self.spare: list[Array] = []
         self.x, self.y = (part.contiguous() for part in (steps.x, steps.y))
         for part in (self.x, self.y):
             if part.dtype not in (steps.dtype, torch.int64):
                 raise Unsupported(f"data of {part.dtype}")
+        for held in (*steps.module.parameters(), *steps.module.buffers()):
+            if held.is_floating_point() and held.dtype != steps.dtype:
+                raise Unsupported(f"a model of {steps.dtype} and {held.dtype}")
 
-    def work(self, width: int, fused: bool) -> Work:
+    def program(self, width: int, fused: bool) -> Program:
         """The program of a step on mini-batches of this width."""
-        if (width, fused) not in self.works:
-            self.works[width, fused] = self._make(width, fused)
-        return self.works[width, fused]
+        if (width, fused) not in self.programs:
+            self.programs[width, fused] = self._make(width, fused)
+        return self.programs[width, fused]
 
-    def _make(self, width: int, fused: bool) -> Work:
+    def _make(self, width: int, fused: bool) -> Program:
         steps, task = self.steps, self.steps.task
-        graph = steps.single(width, fused)
+        writer = Writer(steps.dtype, self._space, self.lib.rota_product_space)
+        code = translate(steps.single(width, fused), self._inputs(width, fused), writer)
+        constants = ctypes.create_string_buffer(code.constants, max(1, len(code.constants)))
+        program = Program(
+            list=code.list,
+            count=len(code.list),
+            arena=code.arena,
+            width=width,
+            params=steps.params.numel,
+            buffers=steps.buffers.numel,
+            x_bytes=self.x[0].nbytes,
+            y_bytes=self.y[0].nbytes,
+            fused=fused,
+            constants=ctypes.cast(constants, ctypes.c_void_p),
+            momentum=task.momentum,
+            weight_decay=task.weight_decay,
+            prox=task.prox,
+            clip=-1.0 if task.clip is None else task.clip,
+            nesterov=task.nesterov,
+            adam=task.optimizer == "adam",
+            touched=code.touched.ctypes.data,
+        )
+        program.keep = code, constants  # the pointers lead to these
+        return program
+
+    def _space(self, shape: object) -> int:
+        return int(self.lib.rota_convolution_space((ctypes.c_int64 * 16)(*shape)))  # type: ignore[misc]
+
+    def _inputs(self, width: int, fused: bool) -> list[Place]:
+        """Where the inputs of a step lie."""
+        steps = self.steps
         real = torch.empty(0, dtype=steps.dtype, device="meta")
         word = torch.empty((), dtype=torch.int64, device="meta")
-        params, buffers = (
-            torch.empty(layout.numel, dtype=steps.dtype, device="meta")
-            for layout in (steps.params, steps.buffers)
-        )
-        inputs = [Place(PARAMS, 0, view) for view in steps.params.views(params)]
-        inputs += [Place(BUFFERS, 0, view) for view in steps.buffers.views(buffers)]
-        inputs += [
-            Place(where, 0, part.new_empty((width, *part.shape[1:]), device="meta"))
-            for where, part in ((X, self.x), (Y, self.y))
-        ]
+        params = steps.params.views(real.new_empty(steps.params.numel))
+        buffers = steps.buffers.views(real.new_empty(steps.buffers.numel))
+        examples = [(X, self.x), (Y, self.y)]
+        inputs = [Place(PARAMS, 0, view) for view in params]
+        inputs += [Place(BUFFERS, 0, view) for view in buffers]
+        for space, part in examples:
+            like = part.new_empty((width, *part.shape[1:]), device="meta")
+            inputs.append(Place(space, 0, like))
         inputs += [
             Place(WEIGHT, 0, real.new_empty(width)),
             Place(KEY, 0, word),
             Place(NUMBER, 0, word),
             Place(LOSS, 0, real.new_empty(())),
         ]
-        if not fused:
-            inputs += [Place(GRADIENT, 0, view) for view in steps.params.views(params)]
-
-        def space(shape: object) -> int:
-            return int(self.lib.rota_convolution_space((ctypes.c_int64 * 16)(*shape)))  # type: ignore[misc]
-
-        program = translate(graph, inputs, Writer(steps.dtype, space, self.lib.rota_product_space))
-        constants = ctypes.create_string_buffer(program.constants, max(1, len(program.constants)))
-        work = Work(
-            list=program.list, count=len(program.list), arena=program.arena, width=width, params=steps.params.numel,
-            buffers=steps.buffers.numel, x_bytes=self.x[0].nbytes, y_bytes=self.y[0].nbytes, fused=fused,
-            constants=ctypes.cast(constants, ctypes.c_void_p), momentum=task.momentum, weight_decay=task.weight_decay, prox=task.prox,
-            clip=-1.0 if task.clip is None else task.clip, nesterov=task.nesterov, adam=task.optimizer == "adam",
-        )  # fmt: skip
-        work.keep = program.list, constants  # what the pointers lead to
-        return work
+        return inputs if fused else [*inputs, *(Place(GRADIENT, 0, view) for view in params)]
 
     def room(self, rows: int, columns: int) -> Tensor:
-        """Memory for results: that of earlier ones which nobody holds any more, since fresh memory costs as much time as a local step."""
+        """Memory for results: that of earlier results which nobody holds any more.
+
+        Fresh memory would cost as much time as a local step.
+        """
         size = rows * columns
         base = self.spare.pop() if self.spare else np.empty(0)
         if len(base) < size:
@@ -135,36 +155,45 @@ class Native:
         rows: Array,
         starts: Tensor,
         buffers: Tensor,
-        shift: Tensor | None,
+        shift: Tensor | None = None,
+        anchor: Tensor | None = None,
     ) -> Callable[[], Result]:
-        """Begin to train rows (a ROW array), those with the most work first; what is returned waits for the result.
+        """Begin to train rows (a ROW array, most steps first), and return what waits for them.
 
-        rows["start"] says which of the models in `starts` and `buffers` each begins with; `shift` is added to its gradients.
-        `plain` takes steps of plain SGD, whatever the task says.
+        rows["start"] says which of the models in `starts` and `buffers` each row begins with.
+        `shift` and `anchor` have one line per row: `shift` is added to its gradients, and the
+        proximal term pulls to `anchor` (None: to the row's start). `plain` takes steps of plain
+        SGD, whatever the task says.
         """
-        number, layout = len(rows), self.steps
-        update = self.room(number, layout.params.numel)
-        after = torch.empty(number, layout.buffers.numel, dtype=layout.dtype)
-        rows["start_buffers"] = _addresses(buffers, rows["start"])
-        rows["start"] = _addresses(starts, rows["start"])
-        rows["update"], rows["buffers"] = (
-            _addresses(out, np.arange(number)) for out in (update, after)
-        )
+        self._check(rows, width)
+        number, params = len(rows), self.steps.params.numel
+        update = self.room(number, params)
+        after = torch.empty(number, self.steps.buffers.numel, dtype=self.steps.dtype)
+        each, first = np.arange(number), rows["start"].astype(np.int64)
+        for name, matrix, lines in (
+            ("start", starts, first),
+            ("start_buffers", buffers, first),
+            ("update", update, each),
+            ("buffers", after, each),
+            ("shift", shift, each),
+            ("anchor", anchor, each),
+        ):
+            columns = after.shape[1] if "buffers" in name else params
+            rows[name] = self._addresses(matrix, lines, columns)
         rows["status"] = UNTRAINED
-        rows["shift"] = 0 if shift is None else _addresses(shift, np.arange(number))
-        work, taken = self.work(width, plain), ctypes.c_int64(0)
+        program, taken = self.program(width, plain), ctypes.c_int64(0)
         call = (
-            ctypes.byref(work),
+            ctypes.byref(program),
             rows.ctypes.data,
             number,
             ctypes.byref(taken),
             self.x.data_ptr(),
             self.y.data_ptr(),
         )
-        held = work, taken, rows, starts, buffers, shift, update, after
+        held = program, taken, rows, starts, buffers, shift, anchor, update, after
 
         def run() -> None:
-            """Some of the rows; what they read and write stays as long as this runs, even if nobody waits for it."""
+            """Train some rows. Their memory stays while this runs, even if nobody waits for it."""
             _ = self.lib.rota_train(*call), held
 
         done = [threads.submit(run) for _ in range(min(workers, number))]
@@ -174,21 +203,34 @@ class Native:
                 each.result()
             if (rows["status"] == UNTRAINED).any():
                 raise MemoryError(
-                    "no memory for a client's local training: fewer cores need less (taskset, or --engine sequential)"
+                    "no memory for a client's local training: fewer cores need less (taskset, or "
+                    "--engine sequential)"
                 )
             return Result(update, after, rows["loss"].copy(), reasons(rows))
 
         return finish
 
+    def _check(self, rows: Array, width: int) -> None:
+        """Raise ValueError if rows ask for what is not there: C trusts these numbers."""
+        first, examples, batch = rows["first"], rows["examples"], rows["batch"]
+        there = (first >= 0) & (examples > 0) & (first + examples <= len(self.y))
+        fits = (batch > 0) & (np.minimum(batch, examples) <= width)
+        slots = (rows["per_epoch"] > 0) & ((rows["per_epoch"] - 1) * batch < examples)
+        if not (there & fits & slots & (rows["steps"] > 0)).all():
+            raise ValueError("rows with examples or mini-batches that are not there")
 
-OUTSIDE = {
-    TOKEN_OUTSIDE: "a token is outside the embedding",
-    LABEL_OUTSIDE: "a label is outside the model's outputs",
-}
+    def _addresses(self, matrix: Tensor | None, lines: Array, columns: int) -> Array | int:
+        """Where lines of a matrix begin in memory; 0 where there is no matrix."""
+        if matrix is None:
+            return 0
+        right = matrix.shape[1:] == (columns,) and matrix.dtype == self.steps.dtype
+        if not right or not matrix.is_contiguous() or not (lines < len(matrix)).all():
+            raise ValueError(f"a matrix {tuple(matrix.shape)} of {matrix.dtype} for {columns}")
+        return matrix.data_ptr() + lines.astype(np.uintp) * columns * matrix.itemsize
 
 
 def reasons(rows: Array) -> list[str]:
-    """Why each row (of a ROW array) failed; empty where it did not."""
+    """Why each row of a ROW array failed; empty where it did not."""
     columns = (rows[name].tolist() for name in ("status", "value", "size"))
     return [
         f"{OUTSIDE[status]}: {value} is not in 0..{size - 1}" if status in OUTSIDE else ""
@@ -196,35 +238,21 @@ def reasons(rows: Array) -> list[str]:
     ]
 
 
-def _addresses(matrix: Tensor, rows: Array) -> Array:
-    return matrix.data_ptr() + rows.astype(np.uintp) * matrix.shape[1] * matrix.itemsize
-
-
 def verify(native: Native, width: int) -> None:
-    """Compare one step, half of it padding, with plain autograd; raises Unbatchable where they differ."""
-    steps, key, real = (
-        native.steps,
-        torch.zeros((), dtype=torch.int64),
-        min(half(width), len(native.y)),
-    )
-    start = weights.read(steps.module)
+    """Compare one step, half of it padding, with autograd; raise Unbatchable if they differ."""
+    steps, key = native.steps, torch.zeros((), dtype=torch.int64)
+    real, start = min(half(width), len(native.y)), weights.read(steps.module)
     rows = np.zeros(1, ROW)
-    for name, value in {
-        "examples": real,
-        "batch": width,
-        "per_epoch": 1,
-        "steps": 1,
-        "rate": 1.0,
-    }.items():
+    given = {"examples": real, "batch": width, "per_epoch": 1, "steps": 1, "rate": 1.0}
+    for name, value in given.items():
         rows[name] = value
 
     def trial(number: int) -> None:
         first = min(width + number * real, len(native.y) - real)  # not what it was traced on
         rows["first"] = first
+        begin = start.params[None], start.buffers[None]
         with ThreadPoolExecutor(1) as thread:
-            result = native.start(
-                thread, 1, width, True, rows.copy(), start.params[None], start.buffers[None], None
-            )()
+            result = native.start(thread, 1, width, True, rows.copy(), *begin)()
         if result.reason[0]:
             raise Unbatchable(result.reason[0])
         same_gradient(steps, result.update, first + rng.permutation(rng.fold(key, 0), real), key)

@@ -1,8 +1,10 @@
-/* Convolutions on images with the channels last in memory: [batch, high, wide, channels].
+/* Convolutions of images with the channels last in memory: [batch, high, wide, channels].
 
-   Kernels of 3 x 3 and 5 x 5 with stride 1 go by Winograd's short products (Lavin & Gray 2016): tiles of 6 x 6 at the points
-   0, 1, -1, 2, -2 and infinity, or of 8 x 8 with 1/2 and -1/2 besides. 36 or 64 multiplications give 4 x 4 results, where the definition
-   takes 144 or 400. The gradient of the weights is the same with the roles of kernel and result exchanged. The others go by im2col. */
+   Kernels of 3 x 3 and 5 x 5 with stride 1 use Winograd's short products (Lavin & Gray 2016). They
+   work on tiles of 6 x 6 at the points 0, 1, -1, 2, -2 and infinity; or of 8 x 8, at 1/2 and -1/2
+   too. A tile gives 4 x 4 results with 36 or 64 multiplications; the definition takes 144 or 400.
+   The gradient of the weights is the same with the roles of kernel and result exchanged. Images of
+   few channels are convolved line by line, all others by im2col. */
 
 typedef struct {
   int64_t batch, channels, high, wide, outputs, out_high, out_wide, size[2], stride[2], pad[2];
@@ -12,7 +14,7 @@ typedef struct {
 #define WIDEST 8
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* B^T: an input tile's line. */
+/* B^T: a line of an input tile, at all points. */
 INLINE to_points(int tile, const V *x, V *y) {
   if (tile == 6) {
     V p = x[4] - 4 * x[2], q = x[3] - 4 * x[1], r = x[4] - x[2], s = 2 * (x[3] - x[1]);
@@ -37,17 +39,26 @@ INLINE to_points(int tile, const V *x, V *y) {
   y[7] = x[7] - x[1] + (R)5.25 * (x[3] - x[5]);
 }
 
-/* G: a kernel's line of n. */
+/* G: a line of n numbers of a kernel, at all points. */
 INLINE kernel_to_points(int tile, int n, const V *w, V *y) {
-  V even = w[0], odd = w[1], even2 = w[0], odd2 = 2 * w[1], even_half = w[0], odd_half = (R)0.5 * w[1];
+  V even = w[0], even2 = w[0], even_half = w[0];
+  V odd = w[1], odd2 = 2 * w[1], odd_half = (R)0.5 * w[1];
   R power = 2, half = (R)0.5;
   UNROLL for (int j = 2; j < n; j++) {
     power *= 2;
     half *= (R)0.5;
-    if (j % 2) { odd += w[j]; odd2 += power * w[j]; odd_half += half * w[j]; }
-    else { even += w[j]; even2 += power * w[j]; even_half += half * w[j]; }
+    if (j % 2) {
+      odd += w[j];
+      odd2 += power * w[j];
+      odd_half += half * w[j];
+    } else {
+      even += w[j];
+      even2 += power * w[j];
+      even_half += half * w[j];
+    }
   }
-  R at0 = tile == 6 ? (R)0.25 : 1, at1 = tile == 6 ? (R)(-1.0 / 6) : (R)(-2.0 / 9), at2 = tile == 6 ? (R)(1.0 / 24) : (R)(1.0 / 90);
+  R at0 = tile == 6 ? (R)0.25 : 1, at1 = tile == 6 ? (R)(-1.0 / 6) : (R)(-2.0 / 9);
+  R at2 = tile == 6 ? (R)(1.0 / 24) : (R)(1.0 / 90);
   y[0] = w[0] * at0;
   y[1] = (even + odd) * at1;
   y[2] = (even - odd) * at1;
@@ -60,10 +71,14 @@ INLINE kernel_to_points(int tile, int n, const V *w, V *y) {
   y[tile - 1] = w[n - 1];
 }
 
-/* A^T: a line of n results. */
+/* A^T: a line of n results from their values at all points. */
 INLINE from_points(int tile, int n, const V *x, V *y) {
-  V sum = x[1] + x[2], apart = x[1] - x[2], sum2 = x[3] + x[4], apart2 = x[3] - x[4], sum_half = {0}, apart_half = {0};
-  if (tile == 8) { sum_half = x[5] + x[6]; apart_half = x[5] - x[6]; }
+  V sum = x[1] + x[2], apart = x[1] - x[2], sum2 = x[3] + x[4], apart2 = x[3] - x[4];
+  V sum_half = {0}, apart_half = {0};
+  if (tile == 8) {
+    sum_half = x[5] + x[6];
+    apart_half = x[5] - x[6];
+  }
   R power = 1, half = 1;
   UNROLL for (int i = 0; i < n; i++) {
     y[i] = i % 2 ? apart + power * apart2 : sum + power * sum2;
@@ -75,7 +90,7 @@ INLINE from_points(int tile, int n, const V *x, V *y) {
   y[n - 1] += x[tile - 1];
 }
 
-/* How images are cut into tiles: `down` and `across` of them in each. */
+/* How images are cut into tiles: each has `down` times `across` of them. */
 typedef struct {
   int64_t down, across, count;
 } Cut;
@@ -85,16 +100,23 @@ static Cut cut(const Shape *s, int64_t high, int64_t wide) {
   return (Cut){down, across, s->batch * down * across};
 }
 
-/* How far apart the points of something lie: not a power of two, for which a cache has few places. */
+/* The distance in memory between two points' values. It is no power of two, for which a cache has
+   few places. */
 static int64_t spread(int64_t items) { return items + 16; }
 
-#define BLOCK 32 /* tiles that are worked on at a time: at all their points they lie in the second cache */
+/* How many tiles are worked on at a time. Their values at all points fit into the second cache. */
+#define BLOCK 32
 
-/* Tiles from..from+count of images, each begun `pad` before its first result, at all points, each [count, channels]. */
-INLINE image_points(int tile, Cut cut, int64_t from, int64_t count, const R *x, int64_t channels, int64_t high, int64_t wide, int64_t pad_h,
-                    int64_t pad_w, R *out) {
+/* Where tile t lies: image b, tile i down and j across. */
+#define FIND_TILE(t) \
+  int64_t j = (t) % cut.across, i = (t) / cut.across % cut.down, b = (t) / (cut.across * cut.down)
+
+/* Tiles from..from+count of images at all points: [points][count, channels]. A tile begins `pad`
+   before its first result. */
+INLINE image_points(int tile, Cut cut, int64_t from, int64_t count, const R *x, int64_t channels,
+                    int64_t high, int64_t wide, int64_t pad_h, int64_t pad_w, R *out) {
   for (int64_t t = 0; t < count; t++) {
-    int64_t j = (from + t) % cut.across, i = (from + t) / cut.across % cut.down, b = (from + t) / (cut.across * cut.down);
+    FIND_TILE(from + t);
     int64_t top = i * RESULTS - pad_h, left = j * RESULTS - pad_w;
     int inside = top >= 0 && left >= 0 && top + tile <= high && left + tile <= wide;
     for (int64_t c = 0; c < channels; c += LANES) {
@@ -107,7 +129,8 @@ INLINE image_points(int tile, Cut cut, int64_t from, int64_t count, const R *x, 
         } else {
           for (int v = 0; v < tile; v++) {
             int64_t y = top + u, z = left + v;
-            in[v] = y >= 0 && y < high && z >= 0 && z < wide ? load_some(at + v * channels, some) : (V){0};
+            int there = y >= 0 && y < high && z >= 0 && z < wide;
+            in[v] = there ? load_some(at + v * channels, some) : (V){0};
           }
         }
         to_points(tile, in, mid[u]);
@@ -116,13 +139,15 @@ INLINE image_points(int tile, Cut cut, int64_t from, int64_t count, const R *x, 
         V line[WIDEST], done[WIDEST];
         UNROLL for (int u = 0; u < tile; u++) line[u] = mid[u][v];
         to_points(tile, line, done);
-        UNROLL for (int u = 0; u < tile; u++) store_some(out + (u * tile + v) * spread(count * channels) + t * channels + c, done[u], some);
+        R *to = out + t * channels + c;
+        UNROLL for (int u = 0; u < tile; u++)
+          store_some(to + (u * tile + v) * spread(count * channels), done[u], some);
       }
     }
   }
 }
 
-/* Little squares of n x n in `w` [n, n, items, lanes...], each lane on its own, at all points. */
+/* Squares of n x n numbers, `w` [n, n, items], at all points. */
 INLINE squares_to_points(int tile, int n, const R *w, int64_t items, R *out) {
   for (int64_t at = 0; at < items; at += LANES) {
     V in[WIDEST], mid[WIDEST][WIDEST], done[WIDEST];
@@ -135,12 +160,15 @@ INLINE squares_to_points(int tile, int n, const R *w, int64_t items, R *out) {
       V line[WIDEST];
       UNROLL for (int u = 0; u < n; u++) line[u] = mid[u][v];
       kernel_to_points(tile, n, line, done);
-      UNROLL for (int u = 0; u < tile; u++) store_some(out + (u * tile + v) * spread(items) + at, done[u], some);
+      UNROLL for (int u = 0; u < tile; u++)
+        store_some(out + (u * tile + v) * spread(items) + at, done[u], some);
     }
   }
 }
 
-INLINE square_from_points(int tile, int n, const R *in, int64_t apart, int64_t some, V out[WIDEST][WIDEST]) {
+/* A square of n x n results from its values at all points, which lie `apart`. */
+INLINE square_from_points(int tile, int n, const R *in, int64_t apart, int64_t some,
+                          V out[WIDEST][WIDEST]) {
   V mid[WIDEST][WIDEST];
   UNROLL for (int u = 0; u < tile; u++) {
     V line[WIDEST];
@@ -155,11 +183,11 @@ INLINE square_from_points(int tile, int n, const R *in, int64_t apart, int64_t s
   }
 }
 
-/* Tiles from..from+count of the results at all points, each [count, channels], into images [batch, high, wide, channels], plus a bias. */
-INLINE image_from_points(int tile, Cut cut, int64_t from, int64_t count, const R *in, int64_t channels, int64_t high, int64_t wide,
-                         const R *bias, R *y) {
+/* Write tiles from..from+count of the results, given at all points, into images, plus a bias. */
+INLINE image_from_points(int tile, Cut cut, int64_t from, int64_t count, const R *in,
+                         int64_t channels, int64_t high, int64_t wide, const R *bias, R *y) {
   for (int64_t t = 0; t < count; t++) {
-    int64_t j = (from + t) % cut.across, i = (from + t) / cut.across % cut.down, b = (from + t) / (cut.across * cut.down);
+    FIND_TILE(from + t);
     for (int64_t c = 0; c < channels; c += LANES) {
       V out[WIDEST][WIDEST], more = {0};
       int64_t some = channels - c;
@@ -167,83 +195,103 @@ INLINE image_from_points(int tile, Cut cut, int64_t from, int64_t count, const R
       square_from_points(tile, RESULTS, in + t * channels + c, spread(count * channels), some, out);
       for (int u = 0; u < RESULTS && i * RESULTS + u < high; u++)
         for (int v = 0; v < RESULTS && j * RESULTS + v < wide; v++)
-          store_some(y + ((b * high + i * RESULTS + u) * wide + j * RESULTS + v) * channels + c, out[u][v] + more, some);
+          store_some(y + ((b * high + i * RESULTS + u) * wide + j * RESULTS + v) * channels + c,
+                     out[u][v] + more, some);
     }
   }
 }
 
-/* w [outputs, channels, taps] as [taps, channels, outputs], or turned by half a circle as [taps, outputs, channels]. */
+/* w [outputs, channels, taps] as [taps, channels, outputs]; or, turned by half a circle, as [taps,
+   outputs, channels]. */
 static void taps_first(const Shape *s, const R *w, R *out, int turned) {
-  int64_t taps = s->size[0] * s->size[1], inner = turned ? s->channels : s->outputs, outer = turned ? s->outputs : s->channels;
-  int64_t of_inner = turned ? taps : s->channels * taps, of_outer = turned ? s->channels * taps : taps;
-  for (int64_t from = 0; from < inner; from += 16) { /* few enough rows to stay in the first cache */
+  int64_t taps = s->size[0] * s->size[1], line = s->channels * taps;
+  int64_t inner = turned ? s->channels : s->outputs, of_inner = turned ? taps : line;
+  int64_t outer = turned ? s->outputs : s->channels, of_outer = turned ? line : taps;
+  for (int64_t from = 0; from < inner; from += 16) { /* 16 rows stay in the first cache */
     int64_t some = inner - from < 16 ? inner - from : 16;
     for (int64_t j = 0; j < outer; j++)
       for (int64_t t = 0; t < taps; t++) {
         const R *in = w + j * of_outer + from * of_inner + (turned ? taps - 1 - t : t);
-        for (int64_t i = 0; i < some; i++) out[(t * outer + j) * inner + from + i] = in[i * of_inner];
+        for (int64_t i = 0; i < some; i++)
+          out[(t * outer + j) * inner + from + i] = in[i * of_inner];
       }
   }
 }
 
+/* Whether Winograd's products are used. */
 static int by_tiles(const Shape *s) {
-  return s->size[0] == s->size[1] && (s->size[0] == 3 || s->size[0] == 5) && s->stride[0] == 1 && s->stride[1] == 1 && s->channels >= LANES &&
-         s->outputs >= LANES;
+  return s->size[0] == s->size[1] && (s->size[0] == 3 || s->size[0] == 5) && s->stride[0] == 1 &&
+         s->stride[1] == 1 && s->channels >= LANES && s->outputs >= LANES;
 }
 
-/* y = x convolved with taps [size, size, inputs, outputs]. */
-INLINE convolve_tiles_of(int tile, const Shape *s, const R *x, int64_t inputs, int64_t high, int64_t wide, const R *taps, int64_t outputs,
-                         int64_t out_high, int64_t out_wide, int64_t pad_h, int64_t pad_w, const R *bias, R *y, R *space) {
+/* y = x convolved with `taps` [size, size, inputs, outputs]. */
+INLINE convolve_tiles_of(int tile, const Shape *s, const R *x, int64_t inputs, int64_t high,
+                         int64_t wide, const R *taps, int64_t outputs, int64_t out_high,
+                         int64_t out_wide, int64_t pad_h, int64_t pad_w, const R *bias, R *y,
+                         R *space) {
   Cut tiles = cut(s, out_high, out_wide);
   int64_t pairs = spread(inputs * outputs), points = tile * tile;
-  R *kernels = space, *images = kernels + points * pairs, *results = images + points * spread(BLOCK * inputs);
+  R *kernels = space, *images = kernels + points * pairs;
+  R *results = images + points * spread(BLOCK * inputs);
   R *rest = results + points * spread(BLOCK * outputs);
   squares_to_points(tile, tile + 1 - RESULTS, taps, inputs * outputs, kernels);
   for (int64_t from = 0; from < tiles.count; from += BLOCK) {
     int64_t count = tiles.count - from < BLOCK ? tiles.count - from : BLOCK;
     image_points(tile, tiles, from, count, x, inputs, high, wide, pad_h, pad_w, images);
     for (int p = 0; p < points; p++)
-      product(count, outputs, inputs, images + p * spread(count * inputs), inputs, 1, kernels + p * pairs, outputs, 1,
-              results + p * spread(count * outputs), outputs, 1, 0, 1, rest);
+      product(count, outputs, inputs, images + p * spread(count * inputs), inputs, 1,
+              kernels + p * pairs, outputs, 1, results + p * spread(count * outputs), outputs, 1, 0,
+              1, rest);
     image_from_points(tile, tiles, from, count, results, outputs, out_high, out_wide, bias, y);
   }
 }
 
-static void convolve_tiles(const Shape *s, const R *x, int64_t inputs, int64_t high, int64_t wide, const R *taps, int64_t outputs,
-                           int64_t out_high, int64_t out_wide, int64_t pad_h, int64_t pad_w, const R *bias, R *y, R *space) {
-  if (s->size[0] == 3) convolve_tiles_of(6, s, x, inputs, high, wide, taps, outputs, out_high, out_wide, pad_h, pad_w, bias, y, space);
-  else convolve_tiles_of(8, s, x, inputs, high, wide, taps, outputs, out_high, out_wide, pad_h, pad_w, bias, y, space);
+static void convolve_tiles(const Shape *s, const R *x, int64_t inputs, int64_t high, int64_t wide,
+                           const R *taps, int64_t outputs, int64_t out_high, int64_t out_wide,
+                           int64_t pad_h, int64_t pad_w, const R *bias, R *y, R *space) {
+  if (s->size[0] == 3)
+    convolve_tiles_of(6, s, x, inputs, high, wide, taps, outputs, out_high, out_wide, pad_h, pad_w,
+                      bias, y, space);
+  else
+    convolve_tiles_of(8, s, x, inputs, high, wide, taps, outputs, out_high, out_wide, pad_h, pad_w,
+                      bias, y, space);
 }
 
-/* Tiles from..from+count of dy as squares of their results: [RESULTS, RESULTS, count, outputs], zeros beyond the edge. */
+/* Tiles from..from+count of dy: [RESULTS, RESULTS, count, outputs], with zeros beyond the edge. */
 static void squares_of(const Shape *s, Cut cut, int64_t from, int64_t count, const R *dy, R *out) {
   for (int64_t t = 0; t < count; t++) {
-    int64_t j = (from + t) % cut.across, i = (from + t) / cut.across % cut.down, b = (from + t) / (cut.across * cut.down);
+    FIND_TILE(from + t);
     for (int64_t u = 0; u < RESULTS; u++)
       for (int64_t v = 0; v < RESULTS; v++) {
         int64_t y = i * RESULTS + u, z = j * RESULTS + v;
         R *to = out + ((u * RESULTS + v) * count + t) * s->outputs;
-        if (y < s->out_high && z < s->out_wide)
-          memcpy(to, dy + ((b * s->out_high + y) * s->out_wide + z) * s->outputs, (size_t)s->outputs * sizeof(R));
-        else
-          memset(to, 0, (size_t)s->outputs * sizeof(R));
+        const R *from_dy = dy + ((b * s->out_high + y) * s->out_wide + z) * s->outputs;
+        if (y < s->out_high && z < s->out_wide) memcpy(to, from_dy, (size_t)s->outputs * sizeof(R));
+        else memset(to, 0, (size_t)s->outputs * sizeof(R));
       }
   }
 }
 
-INLINE weight_gradient_tiles_of(int tile, const Shape *s, const R *x, const R *dy, R *dw, R *space) {
+/* dw [outputs, channels, taps] from x and dy. */
+INLINE weight_gradient_tiles_of(int tile, const Shape *s, const R *x, const R *dy, R *dw,
+                                R *space) {
   Cut tiles = cut(s, s->out_high, s->out_wide);
-  int64_t size = tile + 1 - RESULTS, pairs = spread(s->channels * s->outputs), taps = size * size, block = 2 * BLOCK, points = tile * tile;
-  R *results = space, *images = results + points * pairs, *squares = images + points * spread(block * s->channels);
-  R *grads = squares + RESULTS * RESULTS * block * s->outputs, *rest = grads + points * spread(block * s->outputs);
+  int64_t size = tile + 1 - RESULTS, taps = size * size, block = 2 * BLOCK, points = tile * tile;
+  int64_t pairs = spread(s->channels * s->outputs);
+  R *results = space, *images = results + points * pairs;
+  R *squares = images + points * spread(block * s->channels);
+  R *grads = squares + RESULTS * RESULTS * block * s->outputs;
+  R *rest = grads + points * spread(block * s->outputs);
   for (int64_t from = 0; from < tiles.count; from += block) {
     int64_t count = tiles.count - from < block ? tiles.count - from : block;
-    image_points(tile, tiles, from, count, x, s->channels, s->high, s->wide, s->pad[0], s->pad[1], images);
+    image_points(tile, tiles, from, count, x, s->channels, s->high, s->wide, s->pad[0], s->pad[1],
+                 images);
     squares_of(s, tiles, from, count, dy, squares);
     squares_to_points(tile, RESULTS, squares, count * s->outputs, grads);
     for (int p = 0; p < points; p++)
-      product(s->channels, s->outputs, count, images + p * spread(count * s->channels), 1, s->channels,
-              grads + p * spread(count * s->outputs), s->outputs, 1, results + p * pairs, s->outputs, 1, from > 0, 1, rest);
+      product(s->channels, s->outputs, count, images + p * spread(count * s->channels), 1,
+              s->channels, grads + p * spread(count * s->outputs), s->outputs, 1,
+              results + p * pairs, s->outputs, 1, from > 0, 1, rest);
   }
   for (int64_t c = 0; c < s->channels; c++)
     for (int64_t o = 0; o < s->outputs; o += LANES) {
@@ -252,7 +300,8 @@ INLINE weight_gradient_tiles_of(int tile, const Shape *s, const R *x, const R *d
       square_from_points(tile, (int)size, results + c * s->outputs + o, pairs, some, out);
       for (int u = 0; u < size; u++)
         for (int v = 0; v < size; v++)
-          for (int64_t l = 0; l < some; l++) dw[((o + l) * s->channels + c) * taps + u * size + v] = out[u][v][l];
+          for (int64_t l = 0; l < some; l++)
+            dw[((o + l) * s->channels + c) * taps + u * size + v] = out[u][v][l];
     }
 }
 
@@ -261,7 +310,7 @@ static void weight_gradient_tiles(const Shape *s, const R *x, const R *dy, R *dw
   else weight_gradient_tiles_of(8, s, x, dy, dw, space);
 }
 
-/* im2col: [batch * out_high * out_wide, taps * channels]. */
+/* im2col: x as [batch * out_high * out_wide, taps * channels]. */
 static void patches(const Shape *s, const R *x, R *out) {
   int64_t line = s->size[1] * s->channels;
   for (int64_t b = 0; b < s->batch; b++)
@@ -270,23 +319,28 @@ static void patches(const Shape *s, const R *x, R *out) {
         for (int64_t u = 0; u < s->size[0]; u++, out += line) {
           int64_t y = i * s->stride[0] - s->pad[0] + u, z = j * s->stride[1] - s->pad[1];
           const R *from = x + ((b * s->high + y) * s->wide + z) * s->channels;
-          if (y < 0 || y >= s->high) { for (int64_t l = 0; l < line; l++) out[l] = 0; }
-          else if (z >= 0 && z + s->size[1] <= s->wide) { for (int64_t l = 0; l < line; l++) out[l] = from[l]; }
-          else
+          if (y < 0 || y >= s->high) {
+            for (int64_t l = 0; l < line; l++) out[l] = 0;
+          } else if (z >= 0 && z + s->size[1] <= s->wide) {
+            for (int64_t l = 0; l < line; l++) out[l] = from[l];
+          } else
             for (int64_t v = 0; v < s->size[1]; v++)
               for (int64_t c = 0; c < s->channels; c++)
-                out[v * s->channels + c] = z + v >= 0 && z + v < s->wide ? from[v * s->channels + c] : 0;
+                out[v * s->channels + c] =
+                    z + v >= 0 && z + v < s->wide ? from[v * s->channels + c] : 0;
         }
 }
 
-/* Images of few channels go by lines: a line of a patch lies in one piece of the image, so nothing is copied but the image into a border
-   of zeros. */
+/* Whether images have few enough channels to go by lines. Every line of a patch is then a piece of
+   the image, so that only the image is copied, into a border of zeros. */
 static int by_lines(const Shape *s) { return s->size[1] * s->channels < SHALLOW; }
 
 static int64_t bordered_line(const Shape *s) { return (s->wide + 2 * s->pad[1]) * s->channels; }
 
+/* Copy images into a border of zeros. */
 static void border(const Shape *s, const R *x, R *out) {
-  int64_t line = bordered_line(s), side = s->pad[1] * s->channels, edge = s->pad[0] * line, inner = s->wide * s->channels;
+  int64_t line = bordered_line(s), edge = s->pad[0] * line;
+  int64_t side = s->pad[1] * s->channels, inner = s->wide * s->channels;
   for (int64_t b = 0; b < s->batch; b++, out += edge) {
     memset(out, 0, (size_t)edge * sizeof(R));
     out += edge;
@@ -299,15 +353,19 @@ static void border(const Shape *s, const R *x, R *out) {
   }
 }
 
-static void convolve_lines(const Shape *s, const R *x, const R *taps, const R *bias, R *y, R *space) {
+/* y = x convolved with `taps` [taps, channels, outputs]. */
+static void convolve_lines(const Shape *s, const R *x, const R *taps, const R *bias, R *y,
+                           R *space) {
   int64_t line = bordered_line(s), high = s->high + 2 * s->pad[0], deep = s->size[1] * s->channels;
   border(s, x, space);
   for (int64_t b = 0; b < s->batch; b++)
     for (int64_t i = 0; i < s->out_high; i++, y += s->out_wide * s->outputs) {
-      for (int64_t j = 0; bias && j < s->out_wide; j++) memcpy(y + j * s->outputs, bias, (size_t)s->outputs * sizeof(R));
+      for (int64_t j = 0; bias && j < s->out_wide; j++)
+        memcpy(y + j * s->outputs, bias, (size_t)s->outputs * sizeof(R));
       for (int64_t o = 0; o < s->outputs; o += 2 * LANES)
-        strip(s->out_wide, s->outputs - o < 2 * LANES ? s->outputs - o : 2 * LANES, s->size[0], line, deep,
-              space + (b * high + i * s->stride[0]) * line, s->stride[1] * s->channels, 1, taps + o, s->outputs, y + o, s->outputs, bias != NULL, 1);
+        strip(s->out_wide, s->outputs - o < 2 * LANES ? s->outputs - o : 2 * LANES, s->size[0],
+              line, deep, space + (b * high + i * s->stride[0]) * line, s->stride[1] * s->channels,
+              1, taps + o, s->outputs, y + o, s->outputs, bias != NULL, 1);
     }
 }
 
@@ -319,49 +377,68 @@ static void weight_gradient_lines(const Shape *s, const R *x, const R *dy, R *dw
   for (int64_t b = 0; b < s->batch; b++)
     for (int64_t i = 0; i < s->out_high; i++, dy += s->out_wide * s->outputs)
       for (int64_t u = 0; u < s->size[0]; u++)
-        product(deep, s->outputs, s->out_wide, space + (b * high + i * s->stride[0] + u) * line, 1, s->stride[1] * s->channels, dy, s->outputs, 1,
-                dw + u * deep * s->outputs, s->outputs, 1, b || i, 1, rest);
+        product(deep, s->outputs, s->out_wide, space + (b * high + i * s->stride[0] + u) * line, 1,
+                s->stride[1] * s->channels, dy, s->outputs, 1, dw + u * deep * s->outputs,
+                s->outputs, 1, b || i, 1, rest);
 }
 
+/* y = x convolved with w [outputs, channels, taps], plus a bias if there is one. */
 static void convolution(const Shape *s, const R *x, const R *w, const R *bias, R *y, R *space) {
-  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels, pixels = s->batch * s->out_high * s->out_wide;
+  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
+  int64_t pixels = s->batch * s->out_high * s->out_wide;
   R *kernel = space, *rest = space + depth * s->outputs;
   taps_first(s, w, kernel, 0);
   if (by_tiles(s)) {
-    convolve_tiles(s, x, s->channels, s->high, s->wide, kernel, s->outputs, s->out_high, s->out_wide, s->pad[0], s->pad[1], bias, y, rest);
+    convolve_tiles(s, x, s->channels, s->high, s->wide, kernel, s->outputs, s->out_high,
+                   s->out_wide, s->pad[0], s->pad[1], bias, y, rest);
     return;
   }
-  if (by_lines(s)) { convolve_lines(s, x, kernel, bias, y, rest); return; }
+  if (by_lines(s)) {
+    convolve_lines(s, x, kernel, bias, y, rest);
+    return;
+  }
   patches(s, x, rest);
-  for (int64_t i = 0; bias && i < pixels; i++) memcpy(y + i * s->outputs, bias, s->outputs * sizeof(R));
-  product(pixels, s->outputs, depth, rest, depth, 1, kernel, s->outputs, 1, y, s->outputs, 1, bias != NULL, 1, rest + pixels * depth);
+  for (int64_t i = 0; bias && i < pixels; i++)
+    memcpy(y + i * s->outputs, bias, s->outputs * sizeof(R));
+  product(pixels, s->outputs, depth, rest, depth, 1, kernel, s->outputs, 1, y, s->outputs, 1,
+          bias != NULL, 1, rest + pixels * depth);
 }
 
+/* dw [outputs, channels, taps] from x and dy. */
 static void weight_gradient(const Shape *s, const R *x, const R *dy, R *dw, R *space) {
-  if (by_tiles(s)) { weight_gradient_tiles(s, x, dy, dw, space); return; }
-  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels, pixels = s->batch * s->out_high * s->out_wide;
-  R *result = space, *columns = space + depth * s->outputs; /* the result is [taps, channels, outputs] */
+  if (by_tiles(s)) {
+    weight_gradient_tiles(s, x, dy, dw, space);
+    return;
+  }
+  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
+  int64_t pixels = s->batch * s->out_high * s->out_wide;
+  R *result = space, *columns = space + depth * s->outputs; /* result [taps, channels, outputs] */
   if (by_lines(s)) weight_gradient_lines(s, x, dy, result, columns);
   else {
     patches(s, x, columns);
-    product(depth, s->outputs, pixels, columns, 1, depth, dy, s->outputs, 1, result, s->outputs, 1, 0, 1, columns + pixels * depth);
+    product(depth, s->outputs, pixels, columns, 1, depth, dy, s->outputs, 1, result, s->outputs, 1,
+            0, 1, columns + pixels * depth);
   }
   for (int64_t o = 0; o < s->outputs; o++)
     for (int64_t c = 0; c < s->channels; c++)
-      for (int64_t t = 0; t < taps; t++) dw[(o * s->channels + c) * taps + t] = result[(t * s->channels + c) * s->outputs + o];
+      for (int64_t t = 0; t < taps; t++)
+        dw[(o * s->channels + c) * taps + t] = result[(t * s->channels + c) * s->outputs + o];
 }
 
+/* dx from dy and w. */
 static void input_gradient(const Shape *s, const R *dy, const R *w, R *dx, R *space) {
-  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels, pixels = s->batch * s->out_high * s->out_wide;
+  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
+  int64_t pixels = s->batch * s->out_high * s->out_wide;
   R *kernel = space, *rest = space + depth * s->outputs;
   if (by_tiles(s)) {
     taps_first(s, w, kernel, 1);
-    convolve_tiles(s, dy, s->outputs, s->out_high, s->out_wide, kernel, s->channels, s->high, s->wide, s->size[0] - 1 - s->pad[0],
-                   s->size[1] - 1 - s->pad[1], NULL, dx, rest);
+    convolve_tiles(s, dy, s->outputs, s->out_high, s->out_wide, kernel, s->channels, s->high,
+                   s->wide, s->size[0] - 1 - s->pad[0], s->size[1] - 1 - s->pad[1], NULL, dx, rest);
     return;
   }
   taps_first(s, w, kernel, 0); /* [taps, channels, outputs] */
-  product(pixels, depth, s->outputs, dy, s->outputs, 1, kernel, 1, s->outputs, rest, depth, 1, 0, 1, rest + pixels * depth);
+  product(pixels, depth, s->outputs, dy, s->outputs, 1, kernel, 1, s->outputs, rest, depth, 1, 0, 1,
+          rest + pixels * depth);
   memset(dx, 0, s->batch * s->high * s->wide * s->channels * sizeof(R));
   const R *from = rest;
   for (int64_t b = 0; b < s->batch; b++)
@@ -376,14 +453,18 @@ static void input_gradient(const Shape *s, const R *dy, const R *w, R *dx, R *sp
           }
 }
 
-/* How many numbers of scratch space the three above need at most. */
+/* How many numbers of scratch space the functions above need at most; -1 if more than 2^48. */
 static int64_t convolution_space(const Shape *s) {
-  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels, pixels = s->batch * s->out_high * s->out_wide;
+  int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
+  int64_t pixels = s->batch * s->out_high * s->out_wide;
   int64_t most = s->channels > s->outputs ? s->channels : s->outputs;
   int64_t packed = DEPTH * ((depth > most ? depth : most) + 4 * LANES);
-  int64_t bordered = s->batch * (s->high + 2 * s->pad[0]) * bordered_line(s), columns = pixels * depth;
+  if ((double)pixels * (double)depth > 0x1p48) return -1;
+  int64_t bordered = s->batch * (s->high + 2 * s->pad[0]) * bordered_line(s);
+  int64_t columns = pixels * depth;
   if (!by_tiles(s)) return depth * s->outputs + (bordered > columns ? bordered : columns) + packed;
   int64_t tile = s->size[0] + RESULTS - 1;
-  int64_t points = tile * tile * (spread(s->channels * s->outputs) + spread(2 * BLOCK * s->channels) + spread(2 * BLOCK * s->outputs));
+  int64_t images = spread(2 * BLOCK * s->channels), results = spread(2 * BLOCK * s->outputs);
+  int64_t points = tile * tile * (spread(s->channels * s->outputs) + images + results);
   return depth * s->outputs + points + RESULTS * RESULTS * 2 * BLOCK * s->outputs + packed;
 }

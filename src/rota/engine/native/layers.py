@@ -9,7 +9,8 @@ import torch
 
 from rota.engine import local
 from rota.engine.native.operators import rule, summed
-from rota.engine.native.program import (
+from rota.engine.native.program import Place, Unsupported, Writer
+from rota.engine.native.structures import (
     CONVOLUTION,
     EMBEDDING,
     EMBEDDING_BACKWARD,
@@ -22,9 +23,6 @@ from rota.engine.native.program import (
     POOL_BACKWARD,
     UNIFORM,
     WEIGHT_GRADIENT,
-    Place,
-    Unsupported,
-    Writer,
 )
 
 aten = torch.ops.aten
@@ -43,71 +41,61 @@ def _log_softmax(w: Writer, target: Any, a: Place, dim: int, half: bool) -> Plac
 def _log_softmax_backward(
     w: Writer, target: Any, gradient: Place, out: Place, dim: int, dtype: Any
 ) -> Place:
-    done = w.new(out.shape)
-    w.emit(
-        LOG_SOFTMAX_BACKWARD,
-        [done, w.contiguous(gradient), out],
-        [out.like.numel() // out.shape[-1], out.shape[-1]],
-    )
+    if dim % out.like.dim() != out.like.dim() - 1:
+        raise Unsupported("a softmax over another axis than the last")
+    done, shape = w.new(out.shape), [out.like.numel() // out.shape[-1], out.shape[-1]]
+    w.emit(LOG_SOFTMAX_BACKWARD, [done, w.contiguous(gradient), w.contiguous(out)], shape)
     return done
 
 
-def _plain_nll(log_p: Place, y: Place, weight: Any, reduction: int) -> None:
-    if not y.whole:
-        raise Unsupported("a loss whose labels are not integers")
+def _check_loss(log_p: Place, y: Place, weight: Any, reduction: int) -> None:
     if weight is not None or reduction != 0 or log_p.like.dim() != 2:
         raise Unsupported("a loss with class weights or over several places")
+    if not y.whole:
+        raise Unsupported("a loss whose labels are not integers")
 
 
 @rule(aten.nll_loss_forward.default)
 def _nll(
-    w: Writer, target: Any, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int
+    w: Writer, target: Any, log_p: Place, y: Place, weight: Any, reduction: int, ignored: int
 ) -> list[Place]:
-    _plain_nll(log_p, y, weight, reduction)
-    out = w.new(y.shape)
-    w.emit(
-        NLL,
-        [out, w.contiguous(log_p), y],
-        log_p.shape,
-        [(), (), y.like.stride()],
-        [ignore],
-    )
+    _check_loss(log_p, y, weight, reduction)
+    out, strides = w.new(y.shape), [(), (), y.like.stride()]
+    w.emit(NLL, [out, w.contiguous(log_p), y], log_p.shape, strides, [ignored])
     return [out, out]
 
 
 @rule(aten.nll_loss_backward.default)
 def _nll_backward(
-    w: Writer, target: Any, gradient: Place, log_p: Place, y: Place, weight: Any, reduction: int, ignore: int, total: Place
-) -> Place:  # fmt: skip
-    _plain_nll(log_p, y, weight, reduction)
-    out = w.new(log_p.shape)
-    w.emit(
-        NLL_BACKWARD,
-        [out, gradient, y],
-        log_p.shape,
-        [(), gradient.like.stride(), y.like.stride()],
-        [ignore],
-    )
+    w: Writer,
+    target: Any,
+    gradient: Place,
+    log_p: Place,
+    y: Place,
+    weight: Any,
+    reduction: int,
+    ignored: int,
+    total: Place,
+) -> Place:
+    _check_loss(log_p, y, weight, reduction)
+    out, strides = w.new(log_p.shape), [(), gradient.like.stride(), y.like.stride()]
+    w.emit(NLL_BACKWARD, [out, gradient, y], log_p.shape, strides, [ignored])
     return out
 
 
 def _image_shape(
     x: Place, weight: Place, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int
 ) -> list[int]:
-    if (
-        x.like.dim() != 4
-        or groups != 1
-        or transposed
-        or any(d != 1 for d in dilation)
-        or not weight.like.is_contiguous()
-    ):
+    """The numbers of convolution.h's Shape."""
+    plain = groups == 1 and not transposed and all(d == 1 for d in dilation)
+    if x.like.dim() != 4 or not plain or not weight.like.is_contiguous():
         raise Unsupported("a convolution that is grouped, dilated, transposed or not over images")
-    (b, c, h, wide), (o, _, kh, kw) = x.shape, weight.shape
+    (b, c, high, wide), (o, _, *size) = x.shape, weight.shape
     out = [
         (n + 2 * p - k) // s + 1
-        for n, k, s, p in zip((h, wide), (kh, kw), stride, padding, strict=True)
+        for n, k, s, p in zip((high, wide), size, stride, padding, strict=True)
     ]
-    return [b, c, h, wide, o, *out, kh, kw, *stride, *padding]
+    return [b, c, high, wide, o, *out, *size, *stride, *padding]
 
 
 def _images(w: Writer, *shape: int) -> Place:
@@ -117,9 +105,18 @@ def _images(w: Writer, *shape: int) -> Place:
 
 @rule(aten.convolution.default)
 def _convolution(
-    w: Writer, target: Any, x: Place, weight: Place, bias: Place | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int,
-) -> Place:  # fmt: skip
+    w: Writer,
+    target: Any,
+    x: Place,
+    weight: Place,
+    bias: Place | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Place:
     shape = _image_shape(x, weight, stride, padding, dilation, transposed, groups)
     x = w.channels_last(x)
     out = _images(w, shape[0], shape[4], shape[5], shape[6])
@@ -130,9 +127,20 @@ def _convolution(
 
 @rule(aten.convolution_backward.default)
 def _convolution_backward(
-    w: Writer, target: Any, gradient: Place, x: Place, weight: Place, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: int, wanted: Sequence[bool],
-) -> list[Place | None]:  # fmt: skip
+    w: Writer,
+    target: Any,
+    gradient: Place,
+    x: Place,
+    weight: Place,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    wanted: Sequence[bool],
+) -> list[Place | None]:
     shape = _image_shape(x, weight, stride, padding, dilation, transposed, groups)
     gradient = w.channels_last(gradient)
     d_input = d_weight = d_bias = None
@@ -151,20 +159,28 @@ def _convolution_backward(
 def _pool_shape(
     x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> list[int]:
+    """The numbers of rota.c's Pool."""
     if x.like.dim() != 4 or any(d != 1 for d in dilation) or ceil:
         raise Unsupported("a max-pool that is dilated, rounds up or is not over images")
-    pairs = [[v[0], v[-1]] if v else [size[0], size[-1]] for v in (size, stride, padding)]
-    (kernel, step, pad), (b, c, h, wide) = pairs, x.shape
+    kernel, step, pad = ([v[0], v[-1]] for v in (size, stride or size, padding))
+    b, c, high, wide = x.shape
     out = [
-        (n + 2 * p - k) // s + 1 for n, k, s, p in zip((h, wide), kernel, step, pad, strict=True)
+        (n + 2 * p - k) // s + 1 for n, k, s, p in zip((high, wide), kernel, step, pad, strict=True)
     ]
-    return [b, c, h, wide, *out, *kernel, *step, *pad]
+    return [b, c, high, wide, *out, *kernel, *step, *pad]
 
 
 @rule(aten.max_pool2d_with_indices.default)
 def _pool(
-    w: Writer, target: Any, x: Place, size: Any, stride: Any = (), padding: Any = (0, 0), dilation: Any = (1, 1), ceil: bool = False
-) -> list[Place]:  # fmt: skip
+    w: Writer,
+    target: Any,
+    x: Place,
+    size: Any,
+    stride: Any = (),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    ceil: bool = False,
+) -> list[Place]:
     shape = _pool_shape(x, size, stride, padding, dilation, ceil)
     x = w.channels_last(x)
     out = _images(w, shape[0], shape[1], shape[4], shape[5])
@@ -175,27 +191,34 @@ def _pool(
 
 @rule(aten.max_pool2d_with_indices_backward.default)
 def _pool_backward(
-    w: Writer, target: Any, gradient: Place, x: Place, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, taps: Place
-) -> Place:  # fmt: skip
+    w: Writer,
+    target: Any,
+    gradient: Place,
+    x: Place,
+    size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil: bool,
+    taps: Place,
+) -> Place:
     shape = _pool_shape(x, size, stride, padding, dilation, ceil)
     gradient, out = w.channels_last(gradient), _images(w, *x.shape)
     w.emit(POOL_BACKWARD, [out, gradient, taps], extra=shape)
     return out
 
 
-def _plain_tokens(tokens: Place) -> None:
+def _check_tokens(tokens: Place) -> None:
     if not tokens.whole or not tokens.like.is_contiguous():
         raise Unsupported("an embedding of scattered tokens, or of numbers that are not integers")
 
 
 @rule(aten.embedding.default)
 def _embedding(w: Writer, target: Any, table: Place, tokens: Place, *_: Any) -> Place:
-    _plain_tokens(tokens)
-    number, wide = table.shape
+    _check_tokens(tokens)
+    (number, wide), table = table.shape, w.contiguous(table)
     out = w.new([*tokens.shape, wide])
-    w.emit(
-        EMBEDDING, [out, w.contiguous(table), tokens], [tokens.like.numel(), wide], extra=[number]
-    )
+    w.emit(EMBEDDING, [out, table, tokens], [tokens.like.numel(), wide], extra=[number])
     return out
 
 
@@ -203,22 +226,20 @@ def _embedding(w: Writer, target: Any, table: Place, tokens: Place, *_: Any) -> 
 def _embedding_backward(
     w: Writer, target: Any, gradient: Place, tokens: Place, number: int, padding: int, scaled: bool
 ) -> Place:
-    _plain_tokens(tokens)
+    _check_tokens(tokens)
     if scaled:
         raise Unsupported("an embedding scaled by frequency")
     wide = gradient.shape[-1]
-    out = w.new([number, wide])
-    w.emit(
-        EMBEDDING_BACKWARD,
-        [out, w.contiguous(gradient), tokens],
-        [tokens.like.numel(), wide],
-        extra=[number, padding],
-    )
+    out, operands = w.new([number, wide]), [w.contiguous(gradient), tokens]
+    shape = [tokens.like.numel(), wide]
+    w.emit(EMBEDDING_BACKWARD, [out, *operands], shape, extra=[number, padding])
     return out
 
 
 @rule(local.uniform._opoverload)
 def _uniform(w: Writer, target: Any, key: Place, n: int) -> Place:
+    if key.like.numel() != 1:
+        raise Unsupported("random numbers of several keys")
     out = w.new([*key.shape, n])
     w.emit(UNIFORM, [out, key], [n])
     return out

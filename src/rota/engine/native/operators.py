@@ -1,4 +1,4 @@
-"""Rules for torch's basic operators: what instructions each becomes. Views cost nothing."""
+"""Rules that turn torch's basic operators into instructions. Views need no instruction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rota.engine.native.program import (
+from rota.engine.native.program import Place, Unsupported, Writer, merged
+from rota.engine.native.structures import (
     FILL,
     INT_ADD,
     INT_AND,
@@ -19,18 +20,17 @@ from rota.engine.native.program import (
     PRODUCT,
     REAL,
     SUM,
-    Place,
-    Unsupported,
-    Writer,
-    merged,
 )
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
+"""Operator -> a function of the writer, the operator and its arguments that returns its result."""
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
+    """Make a function the rule of these operators."""
+
     def keep(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(targets, function))
         return function
@@ -39,9 +39,20 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
 
 
 @rule(
-    aten.t.default, aten.transpose.int, aten.permute.default, aten.select.int, aten.split.Tensor, aten.unbind.int, aten.expand.default,
-    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.detach.default, aten.alias.default,
-)  # fmt: skip
+    aten.alias.default,
+    aten.detach.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unbind.int,
+    aten.unsqueeze.default,
+)
 def _view(w: Writer, target: Any, a: Place, *args: Any) -> Any:
     seen = target(a.like, *args)
     return a.seen(seen) if isinstance(seen, Tensor) else [a.seen(each) for each in seen]
@@ -58,7 +69,7 @@ def _shaped(w: Writer, target: Any, a: Place, shape: Sequence[int]) -> Place:
 
 @rule(aten.clone.default)
 def _clone(w: Writer, target: Any, a: Place, **_: Any) -> Place:
-    return a  # nothing here is changed in place but the parameters, buffers and sums at the end
+    return a  # parameters, buffers and sums are changed in place, and only at the end of a step
 
 
 def _number(w: Writer, value: Any) -> Place:
@@ -66,11 +77,13 @@ def _number(w: Writer, value: Any) -> Place:
 
 
 def _pointwise(name: str) -> Rule:
-    def write(w: Writer, target: Any, *args: Any, **kwargs: Any) -> Place:
-        if kwargs.get("alpha", 1) != 1:
+    def write(w: Writer, target: Any, *args: Any, alpha: float = 1) -> Place:
+        if alpha != 1 or (name in ("add", "sub") and len(args) > 2):
             raise Unsupported(f"{name} with a factor")
         if any(isinstance(a, Place) and a.whole for a in args):
-            return _integers(w, name, *args)
+            if not any(_real(a) for a in args):
+                return _integers(w, name, *args)
+            args = tuple(_as_real(w, a) if isinstance(a, Place) else a for a in args)
         places = [_number(w, a) for a in args]
         shape = torch.broadcast_shapes(*(place.shape for place in places))
         fullest = next((place for place in places if place.shape == shape), places[0])
@@ -79,18 +92,26 @@ def _pointwise(name: str) -> Rule:
     return write
 
 
+def _real(value: Any) -> bool:
+    return not value.whole if isinstance(value, Place) else isinstance(value, float)
+
+
+WORDS = {"add": INT_ADD, "mul": INT_MUL, "xor": INT_XOR, "shift": INT_SHIFT, "and": INT_AND}
+"""The operators that are known on integers."""
+
+
 def _integers(w: Writer, name: str, a: Any, b: Any) -> Place:
-    """Words of randomness: single integers. Codes compared with one another become 0 or 1."""
-    if name == "eq" and isinstance(b, Place):
-        return w.each(
-            "eq", w.new(torch.broadcast_shapes(a.shape, b.shape)), _as_real(w, a), _as_real(w, b)
-        )
-    codes = {"add": INT_ADD, "mul": INT_MUL, "xor": INT_XOR, "shift": INT_SHIFT, "and": INT_AND}
-    sides = [side if isinstance(side, Place) else _word(w, side) for side in (a, b)]
-    if name not in codes or any(side.like.numel() != 1 for side in sides):
+    """Single integers, which are words of randomness; or tensors of integers that are compared."""
+    if name == "eq" and isinstance(a, Place) and isinstance(b, Place):
+        out = w.new(torch.broadcast_shapes(a.shape, b.shape))
+        return w.each("eq", out, _as_real(w, a), _as_real(w, b))
+    if name not in WORDS or (name == "shift" and b not in range(64)):
         raise Unsupported(f"{name} of integers")
-    out = w.new((), whole=True)
-    w.emit(codes[name], [out, *sides])
+    sides = [side if isinstance(side, Place) else _word(w, side) for side in (a, b)]
+    if any(side.like.numel() != 1 for side in sides):
+        raise Unsupported(f"{name} of many integers")
+    out = w.new(torch.broadcast_shapes(*(side.shape for side in sides)), whole=True)
+    w.emit(WORDS[name], [out, *sides])
     return out
 
 
@@ -98,16 +119,33 @@ def _word(w: Writer, value: int) -> Place:
     return w.constant(torch.tensor((value + (1 << 63)) % (1 << 64) - (1 << 63)))
 
 
-for _name, _targets in {
-    "add": (aten.add.Tensor, aten.add.Scalar), "sub": (aten.sub.Tensor, aten.sub.Scalar), "mul": (aten.mul.Tensor, aten.mul.Scalar),
-    "div": (aten.div.Tensor, aten.div.Scalar), "neg": (aten.neg.default,), "relu": (aten.relu.default,), "exp": (aten.exp.default,),
-    "sigmoid": (aten.sigmoid.default,), "tanh": (aten.tanh.default,), "sqrt": (aten.sqrt.default,), "rsqrt": (aten.rsqrt.default,),
-    "sigmoid_backward": (aten.sigmoid_backward.default,), "tanh_backward": (aten.tanh_backward.default,),
-    "ge": (aten.ge.Scalar, aten.ge.Tensor), "gt": (aten.gt.Scalar, aten.gt.Tensor), "le": (aten.le.Scalar, aten.le.Tensor),
-    "lt": (aten.lt.Scalar, aten.lt.Tensor), "eq": (aten.eq.Scalar, aten.eq.Tensor), "ne": (aten.ne.Scalar, aten.ne.Tensor),
-    "lerp": (aten.lerp.Tensor,), "where": (aten.where.self,), "xor": (aten.bitwise_xor.Tensor,), "and": (aten.bitwise_and.Scalar,),
+POINTWISE = {
+    "add": (aten.add.Tensor, aten.add.Scalar),
+    "and": (aten.bitwise_and.Scalar,),
+    "div": (aten.div.Tensor, aten.div.Scalar),
+    "eq": (aten.eq.Scalar, aten.eq.Tensor),
+    "exp": (aten.exp.default,),
+    "ge": (aten.ge.Scalar, aten.ge.Tensor),
+    "gt": (aten.gt.Scalar, aten.gt.Tensor),
+    "le": (aten.le.Scalar, aten.le.Tensor),
+    "lerp": (aten.lerp.Tensor,),
+    "lt": (aten.lt.Scalar, aten.lt.Tensor),
+    "mul": (aten.mul.Tensor, aten.mul.Scalar),
+    "ne": (aten.ne.Scalar, aten.ne.Tensor),
+    "neg": (aten.neg.default,),
+    "relu": (aten.relu.default,),
+    "rsqrt": (aten.rsqrt.default,),
     "shift": (aten.__rshift__.Scalar,),
-}.items():  # fmt: skip
+    "sigmoid": (aten.sigmoid.default,),
+    "sigmoid_backward": (aten.sigmoid_backward.default,),
+    "sqrt": (aten.sqrt.default,),
+    "sub": (aten.sub.Tensor, aten.sub.Scalar),
+    "tanh": (aten.tanh.default,),
+    "tanh_backward": (aten.tanh_backward.default,),
+    "where": (aten.where.self,),
+    "xor": (aten.bitwise_xor.Tensor,),
+}
+for _name, _targets in POINTWISE.items():
     rule(*_targets)(_pointwise(_name))
 
 
@@ -124,11 +162,9 @@ def _threshold_backward(
 def _clamp(
     w: Writer, target: Any, a: Place, least: float | None = None, most: float | None = None
 ) -> Place:
-    low, high = (
-        -math.inf if least is None else float(least),
-        math.inf if most is None else float(most),
-    )
-    return w.each("clamp", w.like(a, a.shape), a, w.constant(low), w.constant(high))
+    low = w.constant(-math.inf if least is None else float(least))
+    high = w.constant(math.inf if most is None else float(most))
+    return w.each("clamp", w.like(a, a.shape), a, low, high)
 
 
 @rule(aten.pow.Tensor_Scalar)
@@ -140,9 +176,11 @@ def _pow(w: Writer, target: Any, a: Place, exponent: float) -> Place:
 
 @rule(aten._to_copy.default)
 def _to_copy(w: Writer, target: Any, a: Place, dtype: torch.dtype | None = None, **_: Any) -> Place:
-    if dtype not in (None, w.dtype, torch.float32):
+    if dtype is None or (a.whole and dtype == torch.int64):
+        return a
+    if dtype not in (w.dtype, torch.float32):
         raise Unsupported(f"a conversion to {dtype}")
-    return _as_real(w, a) if a.whole else a
+    return _as_real(w, a)
 
 
 def _as_real(w: Writer, a: Place) -> Place:
@@ -156,8 +194,11 @@ def _as_real(w: Writer, a: Place) -> Place:
 
 
 @rule(aten.arange.default)
-def _arange(w: Writer, target: Any, end: int, **_: Any) -> Place:
-    return w.constant(torch.arange(end, dtype=w.dtype))
+def _arange(w: Writer, target: Any, end: int, dtype: torch.dtype | None = None, **_: Any) -> Place:
+    values = torch.arange(end, dtype=dtype)
+    if values.dtype != torch.int64 and not values.is_floating_point():
+        raise Unsupported(f"a range of {values.dtype}")
+    return w.constant(values)
 
 
 def _product(w: Writer, out: Place, a: Place, b: Place, keep: int, sign: int) -> Place:
@@ -165,11 +206,8 @@ def _product(w: Writer, out: Place, a: Place, b: Place, keep: int, sign: int) ->
     space = w.scratch(w.product_space(m, n))
     if 1 not in out.like.stride() or any(place.whole for place in (out, a, b)):
         raise Unsupported("a product with scattered results")
-    w.emit(
-        PRODUCT,
-        [out, a, b, space],
-        extra=[m, n, k, *a.like.stride(), *b.like.stride(), *out.like.stride(), keep, sign],
-    )
+    strides = [*a.like.stride(), *b.like.stride(), *out.like.stride()]
+    w.emit(PRODUCT, [out, a, b, space], extra=[m, n, k, *strides, keep, sign])
     return out
 
 
@@ -203,38 +241,38 @@ def _copy_(w: Writer, target: Any, c: Place, a: Place) -> Place:
     return w.each("copy", c, a)
 
 
-def summed(w: Writer, a: Place, dims: Sequence[int], keep: bool) -> Place:
+def summed(w: Writer, a: Place, dims: Sequence[int] | None, keep: bool) -> Place:
+    """The sum over some axes; over all if there are none."""
     if a.whole:
         raise Unsupported("a sum of integers")
-    gone = {d % a.like.dim() for d in dims}
+    gone = {d % a.like.dim() for d in dims or range(a.like.dim())}
     kept = w.new([1 if d in gone else n for d, n in enumerate(a.shape)])
     w.emit(FILL, [kept, w.constant(0.0)], [kept.like.numel()])
     moves = tuple(0 if d in gone else s for d, s in enumerate(kept.like.stride()))
     shape, (of_input, of_sum) = merged(a.shape, [a.like.stride(), moves])
     w.emit(SUM, [kept, a], shape, [of_sum, of_input])
-    return (
-        kept
-        if keep
-        else kept.seen(kept.like.view([n for d, n in enumerate(a.shape) if d not in gone]))
-    )
+    if keep:
+        return kept
+    return kept.seen(kept.like.view([n for d, n in enumerate(a.shape) if d not in gone]))
 
 
 @rule(aten.sum.dim_IntList)
-def _sum(w: Writer, target: Any, a: Place, dims: Sequence[int], keep: bool = False) -> Place:
-    return summed(w, a, dims or range(a.like.dim()), keep)
+def _sum(w: Writer, target: Any, a: Place, dims: Sequence[int] | None, keep: bool = False) -> Place:
+    return summed(w, a, dims, keep)
 
 
 @rule(aten.sum.default)
 def _sum_all(w: Writer, target: Any, a: Place) -> Place:
-    return summed(w, a, range(a.like.dim()), False)
+    return summed(w, a, None, False)
 
 
 @rule(aten.mean.dim)
-def _mean(w: Writer, target: Any, a: Place, dims: Sequence[int], keep: bool = False) -> Place:
+def _mean(
+    w: Writer, target: Any, a: Place, dims: Sequence[int] | None, keep: bool = False
+) -> Place:
     total = summed(w, a, dims, keep)
-    return w.each(
-        "mul", w.new(total.shape), total, w.constant(1 / math.prod(a.shape[d] for d in dims))
-    )
+    number = math.prod(a.shape[d] for d in dims or range(a.like.dim()))
+    return w.each("mul", w.new(total.shape), total, w.constant(1 / number))
 
 
 def _filled(w: Writer, shape: Sequence[int], value: float) -> Place:

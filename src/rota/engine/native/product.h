@@ -1,4 +1,4 @@
-/* Matrix products with small sides: C (+|-)= A B for any strides of A and B, on one core. */
+/* Matrix products with small sides, for any strides of A and B, on one core. */
 
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
@@ -12,7 +12,7 @@ typedef __typeof__((V){0} < (V){0}) Mask; /* integers as wide as R, all bits 1 w
 static inline V load(const R *p) { return *(const V *)p; }
 static inline void store(R *p, V v) { *(V *)p = v; }
 
-/* The first n lanes, the others 0. */
+/* The first n numbers, and 0 in the other lanes. */
 static inline V load_some(const R *p, int64_t n) {
   if (n >= LANES) return load(p);
   V v = {0};
@@ -20,15 +20,19 @@ static inline V load_some(const R *p, int64_t n) {
   return v;
 }
 
+/* Write the first n lanes. */
 static inline void store_some(R *p, V v, int64_t n) {
-  if (n >= LANES) { store(p, v); return; }
+  if (n >= LANES) {
+    store(p, v);
+    return;
+  }
   for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
 
-/* a where m, else b. */
+/* a where m is true, else b. */
 static inline V choose(Mask m, V a, V b) { return (V)((m & (Mask)a) | (~m & (Mask)b)); }
 
-/* A vector that is used twice is loaded once: a compiler may think that it costs nothing to load it again. */
+/* Keep a vector in its register: a compiler may think that loading it again costs nothing. */
 #ifdef __AVX__
 #define HELD(v) __asm__("" : "+x"(v))
 #else
@@ -42,19 +46,28 @@ static inline R sum_lanes(V v) {
 }
 
 #define INLINE static inline __attribute__((always_inline)) void
-#define ROWS 6        /* of a tile of C: with two vectors of columns it fills the registers */
-#define DEPTH 256     /* of a block of A and B: two vectors of columns of B then lie in the first cache */
-#define HEIGHT 96     /* rows of a block of A, which then lies in the second cache */
-#define SHALLOW 32    /* where A and B are less deep than this, C is most of the memory, and is gone through line by line */
-#define LONG 512      /* of the rows of A and B in a product of rows: a few rows of A then lie in the first cache */
-#define AHEAD 16      /* rows of B that are asked for before their time: a large B has each of them on a page of its own */
+/* Rows of a tile of C. With two vectors of columns it fills the registers. */
+#define ROWS 6
+/* Depth of a block of A and B. Two vectors of columns of B then fit into the first cache. */
+#define DEPTH 256
+/* Rows of a block of A, which then fits into the second cache. */
+#define HEIGHT 96
+/* If A and B are less deep than this, most of the memory is C's, so C is computed row by row. */
+#define SHALLOW 32
+/* Numbers of each row that a product of rows takes at a time. A few rows of A then fit into the
+   first cache. */
+#define LONG 512
+/* How many rows of B are fetched in advance. Each row of a large B is on a page of its own. */
+#define AHEAD 16
 
-/* left, right += A times the one or two vectors of B's columns, of which the last has `some` numbers (LANES if `full`). */
-INLINE add_products(int m, int two, int full, int64_t some, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, V *left,
-                    V *right) {
+/* left, right += A times one or two vectors of B's columns. The last vector has `some` numbers; if
+   `full`, these are all LANES. */
+INLINE add_products(int m, int two, int full, int64_t some, int64_t k, const R *a, int64_t a_m,
+                    int64_t a_k, const R *b, int64_t b_k, V *left, V *right) {
   for (int64_t j = 0; j < k; j++) {
     const R *row = b + j * b_k;
-    V p = two || full ? load(row) : load_some(row, some), q = !two ? p : full ? load(row + LANES) : load_some(row + LANES, some);
+    V p = two || full ? load(row) : load_some(row, some), q = p;
+    if (two) q = full ? load(row + LANES) : load_some(row + LANES, some);
     __builtin_prefetch(row + AHEAD * b_k);
 #pragma GCC unroll 6
     for (int i = 0; i < m; i++) {
@@ -65,16 +78,20 @@ INLINE add_products(int m, int two, int full, int64_t some, int64_t k, const R *
   }
 }
 
-/* C[m rows, up to two vectors of columns] = keep * C + sign * A B, where A's columns lie in `lines` pieces of k, `a_line` apart. */
-INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k,
-            R *c, int64_t c_m, int keep, R sign) {
+/* C = keep * C + sign * A B for m rows and one or two vectors of columns of C. A's columns lie in
+   `lines` pieces of k, `a_line` apart. */
+INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t k, const R *a,
+            int64_t a_m, int64_t a_k, const R *b, int64_t b_k, R *c, int64_t c_m, int keep,
+            R sign) {
   V left[ROWS], right[ROWS];
 #pragma GCC unroll 6
   for (int i = 0; i < m; i++) left[i] = right[i] = (V){0};
   if (some >= LANES)
-    for (int64_t l = 0; l < lines; l++) add_products(m, two, 1, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
+    for (int64_t l = 0; l < lines; l++)
+      add_products(m, two, 1, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
   else
-    for (int64_t l = 0; l < lines; l++) add_products(m, two, 0, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
+    for (int64_t l = 0; l < lines; l++)
+      add_products(m, two, 0, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
 #pragma GCC unroll 6
   for (int i = 0; i < m; i++) {
     R *out = c + i * c_m;
@@ -90,35 +107,45 @@ INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t
   }
 }
 
-/* Rows m..end of C for one pair of column vectors. */
-static void strip(int64_t end, int64_t columns, int64_t lines, int64_t a_line, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b,
-                  int64_t b_k, R *c, int64_t c_m, int keep, R sign) {
+/* The same for any number of rows. */
+static void strip(int64_t end, int64_t columns, int64_t lines, int64_t a_line, int64_t k,
+                  const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, R *c, int64_t c_m,
+                  int keep, R sign) {
   int64_t m = 0, some = columns > LANES ? columns - LANES : columns;
-#define CALL(n, two) tile(n, two, some, lines, a_line, k, a + m * a_m, a_m, a_k, b, b_k, c + m * c_m, c_m, keep, sign)
+#define CALL(n, two) \
+  tile(n, two, some, lines, a_line, k, a + m * a_m, a_m, a_k, b, b_k, c + m * c_m, c_m, keep, sign)
 #define REST(two) \
   for (; m + ROWS <= end; m += ROWS) CALL(ROWS, two); \
   switch (end - m) { \
-    case 5: CALL(5, two); break; \
-    case 4: CALL(4, two); break; \
-    case 3: CALL(3, two); break; \
-    case 2: CALL(2, two); break; \
-    case 1: CALL(1, two); break; \
+  case 5: CALL(5, two); break; \
+  case 4: CALL(4, two); break; \
+  case 3: CALL(3, two); break; \
+  case 2: CALL(2, two); break; \
+  case 1: CALL(1, two); break; \
   }
-  if (columns > LANES) { REST(1) } else { REST(0) }
+  if (columns > LANES) {
+    REST(1)
+  } else {
+    REST(0)
+  }
 #undef CALL
 #undef REST
 }
 
-/* ROWS rows of C for all whole pairs of column vectors, `b_pair` apart in B; returns how many columns they have. */
-static int64_t band(int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, int64_t b_pair, R *c, int64_t c_m, int keep,
-                    R sign) {
+/* The same for ROWS rows and all whole pairs of column vectors, which are `b_pair` apart in B.
+   Returns how many columns these have. */
+static int64_t band(int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b,
+                    int64_t b_k, int64_t b_pair, R *c, int64_t c_m, int keep, R sign) {
   int64_t j = 0;
-  for (; j + 2 * LANES <= n; j += 2 * LANES, b += b_pair) tile(ROWS, 1, LANES, 1, 0, k, a, a_m, a_k, b, b_k, c + j, c_m, keep, sign);
+  for (; j + 2 * LANES <= n; j += 2 * LANES, b += b_pair)
+    tile(ROWS, 1, LANES, 1, 0, k, a, a_m, a_k, b, b_k, c + j, c_m, keep, sign);
   return j;
 }
 
-/* C[m, n] = keep * C + sign * A B^T where the rows of A and of B are contiguous and A has few rows: a dot product an element. */
-INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, R *c, int64_t c_m, int two, int keep, R sign) {
+/* C = keep * C + sign * A B^T by dot products, for one or two columns of C and up to five rows. The
+   rows of A and B are contiguous. */
+INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, R *c, int64_t c_m,
+            int two, int keep, R sign) {
   V first[5], second[5];
 #pragma GCC unroll 5
   for (int i = 0; i < m; i++) first[i] = second[i] = (V){0};
@@ -148,37 +175,43 @@ INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, 
   }
 }
 
-static void product_of_rows(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n,
-                            R *c, int64_t c_m, int keep, R sign) {
+/* The same for any number of rows and columns; A should have few rows. */
+static void product_of_rows(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, const R *b,
+                            int64_t b_n, R *c, int64_t c_m, int keep, R sign) {
   for (int64_t from = 0; from < k; from += LONG, a += LONG, b += LONG, keep = 1) {
     int64_t some = k - from < LONG ? k - from : LONG;
     for (int64_t j = 0; j < n; j += 2) {
       int two = j + 1 < n;
       int64_t i = 0;
 #define CALL(rows) \
-  if (two) dots(rows, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 1, keep, sign); \
+  if (two) \
+    dots(rows, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 1, keep, sign); \
   else dots(rows, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 0, keep, sign)
       for (; i + 5 <= m; i += 5) { CALL(5); }
       switch (m - i) {
-        case 4: CALL(4); break;
-        case 3: CALL(3); break;
-        case 2: CALL(2); break;
-        case 1: CALL(1); break;
+      case 4: CALL(4); break;
+      case 3: CALL(3); break;
+      case 2: CALL(2); break;
+      case 1: CALL(1); break;
       }
 #undef CALL
     }
   }
 }
 
-/* C = keep * C + sign * A B, where one of C's strides is 1; `space` holds DEPTH * (n + 2 * LANES) numbers. */
-static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, int64_t b_n,
-                    R *c, int64_t c_m, int64_t c_n, int keep, R sign, R *space) {
+/* C[m, n] = keep * C + sign * A[m, k] B[k, n]. One of C's strides must be 1. `space` holds DEPTH *
+   (max(m, n) + 4 * LANES) numbers. */
+static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k,
+                    const R *b, int64_t b_k, int64_t b_n, R *c, int64_t c_m, int64_t c_n, int keep,
+                    R sign, R *space) {
   if (c_n != 1 && n != 1) {
     product(n, m, k, b, b_n, b_k, a, a_k, a_m, c, c_n, c_m, keep, sign, space);
     return;
   }
   if (k == 0) {
-    if (!keep) for (int64_t i = 0; i < m; i++) for (int64_t j = 0; j < n; j++) c[i * c_m + j] = 0;
+    if (!keep)
+      for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) c[i * c_m + j] = 0;
     return;
   }
   if (m <= 20 && a_k == 1 && b_k == 1 && k >= 2 * LANES) {
@@ -189,20 +222,24 @@ static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, in
   for (int64_t from = 0; from < k; from += DEPTH) {
     int64_t deep = k - from < DEPTH ? k - from : DEPTH;
     const R *right = b + from * b_k;
-    if (b_n != 1) { /* panels of `wide` columns, each row of them contiguous */
+    if (b_n != 1) { /* copy B into panels of `wide` columns, whose rows are contiguous */
       for (int64_t j = 0; j < n; j += wide)
         for (int64_t l = 0; l < deep; l++)
-          for (int64_t i = 0; i < wide; i++) space[j * deep + l * wide + i] = j + i < n ? right[l * b_k + (j + i) * b_n] : 0;
+          for (int64_t i = 0; i < wide; i++)
+            space[j * deep + l * wide + i] = j + i < n ? right[l * b_k + (j + i) * b_n] : 0;
     }
-    int64_t step = k < SHALLOW ? ROWS : HEIGHT, of_row = b_n != 1 ? wide : b_k, of_pair = b_n != 1 ? wide * deep : wide;
+    int64_t step = k < SHALLOW ? ROWS : HEIGHT;
+    int64_t of_row = b_n != 1 ? wide : b_k, of_pair = b_n != 1 ? wide * deep : wide;
     if (b_n != 1) right = space;
     for (int64_t top = 0; top < m; top += step) {
       int64_t high = m - top < step ? m - top : step, j = 0;
       const R *left = a + top * a_m + from * a_k;
       R *out = c + top * c_m;
-      if (k < SHALLOW && high == ROWS) j = band(n, deep, left, a_m, a_k, right, of_row, of_pair, out, c_m, keep || from, sign);
+      if (k < SHALLOW && high == ROWS)
+        j = band(n, deep, left, a_m, a_k, right, of_row, of_pair, out, c_m, keep || from, sign);
       for (; j < n; j += wide)
-        strip(high, n - j < wide ? n - j : wide, 1, 0, deep, left, a_m, a_k, right + j / wide * of_pair, of_row, out + j, c_m, keep || from, sign);
+        strip(high, n - j < wide ? n - j : wide, 1, 0, deep, left, a_m, a_k,
+              right + j / wide * of_pair, of_row, out + j, c_m, keep || from, sign);
     }
   }
 }
