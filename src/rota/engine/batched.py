@@ -277,8 +277,7 @@ class Batched:
             if self.device.type == "cuda" and len(groups) == 1:
                 # nothing else runs meanwhile, and handing over to a thread takes time
                 finish = partial(self._train, job, f, rows, width)
-            elif self.families[f].native is None or job.local.anchor is not None:
-                # the C library pulls rows to their start alone
+            elif self.families[f].native is None:
                 finish = self.threads.submit(self._train, job, f, rows, width).result
             else:
                 finish = self._start_native(job, f, rows, width)
@@ -426,10 +425,10 @@ class Batched:
         todo["steps"] = local_steps(task, sizes, least)
         todo["rate"], todo["start"] = self._rates(job, rows), of
         shift = None if job.local.shift is None else job.local.shift(rows).contiguous()
+        anchor = None if job.local.anchor is None else job.local.anchor(rows).contiguous()
         plain = family.steps.plain and shift is None
-        finish = library.start(
-            self.threads, self.workers, width, plain, todo, start, buffers, shift
-        )
+        given = todo, start, buffers, shift, anchor
+        finish = library.start(self.threads, self.workers, width, plain, *given)
         examples = examples_of(task, sizes, least)
 
         def chunks() -> list[Chunk]:
