@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: run test lint test-slow test-faults clean
+.PHONY: run test lint test-slow test-native-sanitized test-faults clean
 
 run: $(VENV)/run
 	$(BIN)/rota run fedavg-digits
@@ -17,8 +17,17 @@ lint: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test-slow: $(VENV)/dev
+test-slow: $(VENV)/dev test-native-sanitized
 	$(PYTEST) -m slow
+
+# The C library under AddressSanitizer and UndefinedBehaviorSanitizer, which end the process at the
+# first error. AddressSanitizer must be loaded first. It needs libstdc++, with which Python is not
+# linked, and would report what Python does not free at its end as leaks.
+test-native-sanitized: $(VENV)/dev
+	CC=gcc ROTA_SANITIZE=1 ROTA_CASES=1000 \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	$(PYTEST) --capture=sys tests/test_native*.py
 
 test-faults: $(VENV)/dev
 	$(PYTEST) -m faults

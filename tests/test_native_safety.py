@@ -1,8 +1,13 @@
-"""The C library stays inside its memory, whatever the data are, and fails only the rows at fault."""
+"""The C library stays inside its memory whatever the data are; it fails only the rows at fault."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,20 +15,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rota.arrays import Array
 from rota.data.federation import Federation, Part
-from rota.engine import Batched, make
-from rota.engine.native import build
+from rota.engine import Batched, batched, make
+from rota.engine.native import ROW, Native, Result, Unsupported, build
+from rota.engine.native.operators import RULES
+from rota.engine.native.program import Place, Writer
+from rota.engine.native.structures import EACH, LAYER_BACKWARD, PARAMS, PRODUCT, X
+from rota.engine.native.translate import _join_updates
+from rota.engine.stack import Steps
 from rota.experiment import Experiment
-from rota.plan import Chunk, Plan, Task, whole
+from rota.plan import Plan, Task, whole
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
-TOKENS, CLASSES, EACH = 80, 3, 10
+TOKENS, CLASSES, EXAMPLES = 80, 3, 10
 BAD = 1  # the client whose data are damaged
 
 
 @pytest.fixture(autouse=True)
 def _on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the C library, and without the engine's own check of the data before the first round."""
     monkeypatch.setenv("ROTA_NATIVE", "1")
+    monkeypatch.setattr(batched, "strays", lambda step, x, y, offsets, width: offsets[1:] < 0)
 
 
 class Words(nn.Module):
@@ -37,36 +50,45 @@ class Words(nn.Module):
 
 
 def words(damage: Callable[[Tensor, Tensor], None] = lambda x, y: None) -> Federation:
-    """Three clients with texts of five tokens; `damage` gets the tokens and labels of client BAD."""
+    """Three clients with texts of five tokens; `damage` gets tokens and labels of client BAD."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, TOKENS, (3 * EACH, 5), generator=generator)
-    y = torch.randint(0, CLASSES, (3 * EACH,), generator=generator)
-    mine = slice(BAD * EACH, BAD * EACH + EACH)
+    x = torch.randint(0, TOKENS, (3 * EXAMPLES, 5), generator=generator)
+    y = torch.randint(0, CLASSES, (3 * EXAMPLES,), generator=generator)
+    mine = slice(BAD * EXAMPLES, BAD * EXAMPLES + EXAMPLES)
     damage(x[mine], y[mine])
-    part = Part(x, y, EACH * np.arange(4))
+    part = Part(x, y, EXAMPLES * np.arange(4))
     return Federation("words", part, part, CLASSES)
 
 
-def train(task: Task, name: str = "batched", native: bool = True) -> Chunk:
-    """One round of all clients, as one chunk."""
+class Trained(NamedTuple):
+    """One round of all clients: a line or number per client."""
+
+    reason: list[str]
+    update: Tensor
+    loss: Array
+    steps: Array
+    examples: Array
+    bytes_down: Array
+
+
+def train(task: Task, name: str = "batched") -> Trained:
     engine = make(name, Experiment([task]), "cpu")
     if isinstance(engine, Batched):
-        assert (engine.families[0].native is not None) == native
+        assert engine.families[0].native is not None, "it must not have fallen back"
     n = task.data.clients
     plan = Plan(np.arange(n), np.zeros(n, int), np.ones(n), np.ones(n))
-    chunks = list(engine.train(whole(engine.initial(), plan, 1)))
-    order = np.argsort(np.concatenate([chunk.rows for chunk in chunks]))
-    columns = {
-        name: np.concatenate([getattr(chunk, name) for chunk in chunks])[order]
-        for name in ("rows", "loss", "steps", "examples", "seconds")
-    }
-    update, buffers = (
-        torch.cat([getattr(chunk, name) for chunk in chunks])[torch.from_numpy(order)]
-        for name in ("update", "buffers")
+    out = Trained(
+        [""] * n,
+        torch.empty(n, len(engine.initial()[0].weights.params), dtype=torch.float64),
+        *(np.empty(n) for _ in range(4)),
     )
-    reasons = [reason for chunk in chunks for reason in chunk.reason]
-    reason = [reasons[i] for i in order]
-    return Chunk(model=0, lr=chunks[0].lr, update=update, buffers=buffers, reason=reason, **columns)
+    for chunk in engine.train(whole(engine.initial(), plan, 1)):
+        out.update[torch.from_numpy(chunk.rows)] = chunk.update.double()
+        out.loss[chunk.rows], out.steps[chunk.rows] = chunk.loss, chunk.steps
+        out.examples[chunk.rows], out.bytes_down[chunk.rows] = chunk.examples, chunk.costs.down
+        for row, reason in zip(chunk.rows.tolist(), chunk.reason, strict=True):
+            out.reason[row] = reason
+    return out
 
 
 def set_token(value: int) -> Callable[[Tensor, Tensor], None]:
@@ -136,8 +158,7 @@ def test_a_failed_row_is_as_in_the_sequential_engine() -> None:
     plain, fast = train(task, "sequential"), train(task)
     assert [bool(reason) for reason in plain.reason] == [bool(reason) for reason in fast.reason]
     torch.testing.assert_close(fast.update, plain.update, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(fast.buffers, plain.buffers)
-    for column in ("steps", "examples", "seconds"):
+    for column in ("steps", "examples", "bytes_down"):
         assert np.array_equal(getattr(fast, column), getattr(plain, column))
 
 
@@ -192,7 +213,7 @@ class Positions(Words):
 @pytest.mark.parametrize("module", [Turned, Positions])
 def test_embeddings_of_every_form(module: type[Words]) -> None:
     task = Task(lambda: module().double(), words(), batch=4, lr=1.0)
-    plain, fast = train(task, "sequential"), train(task, native=module is Turned)
+    plain, fast = train(task, "sequential"), train(task)
     torch.testing.assert_close(fast.update, plain.update, rtol=1e-8, atol=1e-11)
 
 
@@ -214,3 +235,228 @@ def test_labels_that_are_scattered_in_memory() -> None:
     )
     plain, fast = train(task, "sequential"), train(task)
     torch.testing.assert_close(fast.update, plain.update, rtol=1e-8, atol=1e-11)
+
+
+def numbers(features: int) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3 * EXAMPLES, features, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, CLASSES, (3 * EXAMPLES,), generator=generator)
+    part = Part(x, y, EXAMPLES * np.arange(4))
+    return Federation("numbers", part, part, CLASSES)
+
+
+class Unused(nn.Linear):
+    """A parameter without any number."""
+
+    def __init__(self) -> None:
+        super().__init__(5, CLASSES)
+        self.none = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.none.sum()
+
+
+class Centred(nn.Linear):
+    """The mean over all axes, which torch names by none."""
+
+    def __init__(self) -> None:
+        super().__init__(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - x.mean(dim=[]) * 0.5
+
+
+class Scaled(nn.Linear):
+    """Integers that meet real numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.arange(5) * 0.5)
+
+
+ODD = {
+    "no features": (0, lambda: nn.Sequential(nn.Linear(0, 4), nn.Tanh(), nn.Linear(4, CLASSES))),
+    "no units": (5, lambda: nn.Sequential(nn.Linear(5, 0), nn.Tanh(), nn.Linear(0, CLASSES))),
+    "an empty parameter": (5, Unused),
+    "a mean over all axes": (5, Centred),
+    "integers and real numbers": (5, Scaled),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("batch", [1, 4, None])
+def test_odd_sizes_agree_with_torch(name: str, batch: int | None) -> None:
+    features, module = ODD[name]
+    task = Task(lambda: module().double(), numbers(features), batch=batch, momentum=0.9)
+    plain, fast = train(task, "sequential"), train(task)
+    torch.testing.assert_close(fast.update, plain.update, rtol=1e-8, atol=1e-11)
+
+
+def labels_as_numbers(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs[:, 0] - targets * 0.5).square() + (outputs[:, 1] + targets).square()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_integer_labels_that_meet_real_numbers(batch: int) -> None:
+    """A mini-batch of one has one integer, like a word of randomness, but is none."""
+    loss = labels_as_numbers
+    module = lambda: nn.Linear(5, CLASSES).double()  # noqa: E731
+    task = Task(module, numbers(5), batch=batch, loss=loss, score=loss, lr=0.01)
+    plain, fast = train(task, "sequential"), train(task)
+    torch.testing.assert_close(fast.update, plain.update, rtol=1e-8, atol=1e-11)
+
+
+class Either(nn.Linear):
+    """An operator on truth values, for which there is a rule on integers alone."""
+
+    def __init__(self) -> None:
+        super().__init__(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * ((x > 0) ^ (x > 1)))
+
+
+def test_a_rule_that_raises_is_no_failure() -> None:
+    task = Task(lambda: Either().double(), numbers(5), batch=4)
+    engine = make("batched", Experiment([task]), "cpu")
+    assert isinstance(engine, Batched)
+    assert engine.families[0].native is None, "it runs as torch operators"
+
+
+def made(module: nn.Module | None = None, data: Federation | None = None) -> Native:
+    task = Task(module or nn.Linear(5, CLASSES).double(), data or numbers(5), batch=4)
+    part = task.federation.train
+    return Native(Steps(task, task.build(), part.x, part.y))
+
+
+def test_a_model_of_two_types_is_left_to_torch() -> None:
+    module = nn.Linear(5, CLASSES).double()
+    module.register_buffer("scale", torch.ones(3))
+    with pytest.raises(Unsupported, match=r"torch.float64 and torch.float32"):
+        made(module)
+
+
+SOUND = {"first": 10, "examples": 10, "batch": 4, "per_epoch": 3, "steps": 3, "rate": 0.1}
+
+
+def started(native: Native, width: int = 4, **changes: Any) -> Callable[[], Result]:
+    """Start one row, with some of what it takes changed."""
+    rows = np.zeros(1, ROW)
+    for name, value in SOUND.items():
+        rows[name] = changes.pop(name, value)
+    zeros = torch.zeros(1, 18, dtype=torch.float64)
+    matrices = {"starts": zeros, "buffers": zeros[:, :0].contiguous(), **changes}
+    with ThreadPoolExecutor(1) as thread:
+        return native.start(thread, 1, width, False, rows, **matrices)
+
+
+def test_a_sound_row_trains() -> None:
+    assert started(made())().reason == [""]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"first": -1},
+        {"first": 21},
+        {"first": 2**62},
+        {"examples": 0},
+        {"examples": -5},
+        {"examples": 2**62},
+        {"batch": 0},
+        {"batch": 5},
+        {"per_epoch": 0},
+        {"per_epoch": 4},
+        {"steps": 0},
+        {"steps": -1},
+        {"width": 3},
+    ],
+    ids=str,
+)
+def test_rows_cannot_ask_for_what_is_not_there(change: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="not there"):
+        started(made(), **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"starts": torch.zeros(1, 18)},
+        {"starts": torch.zeros(1, 17, dtype=torch.float64)},
+        {"starts": torch.zeros(0, 18, dtype=torch.float64)},
+        {"starts": torch.zeros(18, 2, dtype=torch.float64).t()[:1]},
+        {"buffers": torch.zeros(1, 1, dtype=torch.float64)},
+        {"shift": torch.zeros(1, 18)},
+        {"anchor": torch.zeros(2, 17, dtype=torch.float64)},
+    ],
+    ids=lambda change: f"{next(iter(change))} {tuple(next(iter(change.values())).shape)}",
+)
+def test_matrices_must_fit_the_model(change: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="a matrix"):
+        started(made(), **change)
+
+
+def test_without_memory_nothing_is_trained() -> None:
+    native = made()
+    native.program(4, False).arena = 1 << 46
+    with pytest.raises(MemoryError, match="fewer cores"):
+        started(native)()
+
+
+def test_sizes_that_overflow_are_left_to_torch() -> None:
+    native = made()
+    side, channels = 1 << 20, 1 << 20
+    huge = [1, channels, side, side, 8, side, side, 7, 7, 1, 1, 3, 3]
+    assert native._space(huge) == -1
+    writer = Writer(torch.float64, native._space, native.lib.rota_product_space)
+    with pytest.raises(Unsupported, match="this size"):
+        writer.scratch(-1)
+    writer.each("copy", writer.new([1 << 46]), writer.constant(1.0))
+    with pytest.raises(Unsupported, match="this size"):
+        writer.finish()
+
+
+def layer(between: Callable[[Writer, Place, Place, Place], None]) -> list[int]:
+    """The codes of dx = dy W, of something in between, and of W -= dy^T x."""
+    writer = Writer(torch.float64, lambda _: 0, lambda m, n: 8)
+    weight = Place(PARAMS, 0, torch.empty(6, 5, dtype=torch.float64, device="meta"))
+    dy = Place(X, 0, torch.empty(4, 6, dtype=torch.float64, device="meta"))
+    x = writer.each("copy", writer.new((4, 5)), Place(X, 0, torch.empty(4, 5, device="meta")))
+    RULES[torch.ops.aten.mm.default](writer, None, dy, weight)
+    between(writer, weight, dy, x)
+    turned = dy.seen(dy.like.t())
+    RULES[torch.Tensor.addmm_](writer, None, weight, turned, x, alpha=-1)
+    _join_updates(writer)
+    return [instruction.code for instruction, _ in writer.code]
+
+
+def read_part(writer: Writer, weight: Place, dy: Place, x: Place) -> None:
+    part = weight.seen(weight.like[1:])
+    writer.each("copy", writer.new(part.shape), part)
+
+
+def write_x(writer: Writer, weight: Place, dy: Place, x: Place) -> None:
+    writer.each("neg", x, x)
+
+
+def test_a_layers_products_are_joined_only_where_nothing_is_in_the_way() -> None:
+    copy, neg = EACH["copy"], EACH["neg"]
+    assert layer(lambda *_: None) == [copy, LAYER_BACKWARD]
+    assert layer(read_part) == [copy, PRODUCT, copy, PRODUCT]
+    assert layer(write_x) == [copy, PRODUCT, neg, PRODUCT]
+
+
+@pytest.mark.skipif(not build.sanitized(), reason="make test-native-sanitized runs it")
+def test_an_operand_that_is_touched_beyond_its_end_ends_the_process() -> None:
+    """Otherwise the sanitizers could be asleep."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
+        "import test_native_safety as t; n = t.made(); p = n.program(4, False);"
+        "p.list[0].shape[0] += 1; t.started(n)()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "AddressSanitizer: use-after-poison" in done.stderr

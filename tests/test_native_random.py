@@ -1,0 +1,191 @@
+"""Random modules, data and local work: the C library against plain autograd.
+
+ROTA_CASES says how many cases run. `make test-native-sanitized` runs 1,000, with the library under
+AddressSanitizer and UndefinedBehaviorSanitizer. A case's number is its seed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import Generator
+from torch import Tensor, nn
+
+from rota.data.federation import Federation, Part
+from rota.engine import Batched, batched, make
+from rota.engine.native import build
+from rota.experiment import Experiment
+from rota.models.text import LSTM, Last, OneHot
+from rota.plan import Plan, Task, whole
+
+CASES = int(os.environ.get("ROTA_CASES", "40"))
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the C library, and without the engine's own check of the data before the first round."""
+    monkeypatch.setenv("ROTA_NATIVE", "1")
+    monkeypatch.setattr(batched, "strays", lambda step, x, y, offsets, width: offsets[1:] < 0)
+
+
+def activation(draw: Generator) -> list[nn.Module]:
+    return [[nn.ReLU()], [nn.Tanh()], [nn.Sigmoid()], []][draw.integers(4)]
+
+
+def dropout(draw: Generator) -> list[nn.Module]:
+    return [nn.Dropout(float(draw.uniform(0.1, 0.6)))] if draw.random() < 0.2 else []
+
+
+def dense(draw: Generator, wide: int, classes: int) -> list[nn.Module]:
+    """A few linear layers of odd sizes."""
+    layers: list[nn.Module] = []
+    for _ in range(draw.integers(3)):
+        new = int(draw.choice([1, 2, 7, 15, 16, 17, 33, 40, 65, 130]))
+        layers.append(nn.Linear(wide, new, bias=bool(draw.random() < 0.8)))
+        if draw.random() < 0.2:
+            layers.append(nn.BatchNorm1d(new))
+        layers += activation(draw) + dropout(draw)
+        wide = new
+    return [*layers, nn.Linear(wide, classes)]
+
+
+def images(draw: Generator, classes: int) -> tuple[list[nn.Module], tuple[int, ...]]:
+    """Convolutions and pools of all sizes, strides and paddings that fit, then linear layers."""
+    channels = int(draw.choice([1, 2, 3, 5, 8, 16, 17, 20]))
+    high, wide = (int(n) for n in draw.integers(1, 13, 2))
+    shape = (channels, high, wide)
+    layers: list[nn.Module] = []
+    for _ in range(1 + draw.integers(3)):
+        size, stride, padding = (
+            tuple(int(n) for n in draw.choice(choice, 2))
+            for choice in ([1, 2, 3, 3, 4, 5], [1, 1, 1, 2, 3], [0, 0, 1, 2, 3])
+        )
+        if draw.random() < 0.6:  # Winograd's products are for squares with stride 1
+            size, stride = (size[0], size[0]), (1, 1)
+        high_, wide_ = (
+            (n + 2 * p - k) // s + 1
+            for n, k, s, p in zip((high, wide), size, stride, padding, strict=True)
+        )
+        if high_ < 1 or wide_ < 1:
+            continue
+        outputs = int(draw.choice([1, 2, 4, 8, 9, 16, 19, 33]))
+        bias = bool(draw.random() < 0.7)
+        layers.append(nn.Conv2d(channels, outputs, size, stride, padding, bias=bias))
+        channels, high, wide = outputs, high_, wide_
+        if draw.random() < 0.2:
+            layers.append(nn.BatchNorm2d(channels))
+        layers += activation(draw) + dropout(draw)
+        if draw.random() < 0.3 and min(high, wide) > 1:
+            size = int(draw.integers(2, min(4, high, wide) + 1))
+            stride, padding = int(draw.integers(1, 4)), int(draw.integers(0, size // 2 + 1))
+            layers.append(nn.MaxPool2d(size, stride, padding))
+            high, wide = ((n + 2 * padding - size) // stride + 1 for n in (high, wide))
+    flat = channels * high * wide
+    return [*layers, nn.Flatten(), *dense(draw, flat, classes)], shape
+
+
+def text(draw: Generator, tokens: int, classes: int) -> tuple[list[nn.Module], tuple[int, ...]]:
+    """Embedded or one-hot tokens, read by an LSTM or all at once."""
+    length, wide = int(draw.integers(1, 8)), int(draw.choice([1, 3, 8, 16, 21]))
+    padding = int(draw.integers(tokens)) if draw.random() < 0.3 else None
+    layers: list[nn.Module] = [nn.Embedding(tokens, wide, padding_idx=padding)]
+    if draw.random() < 0.3:
+        layers, wide = [OneHot(tokens)], tokens
+    if draw.random() < 0.5 or isinstance(layers[0], OneHot):
+        units = int(draw.choice([1, 5, 16, 18]))
+        return [*layers, LSTM(wide, units), Last(), *dense(draw, units, classes)], (length,)
+    return [*layers, nn.Flatten(), *dense(draw, wide * length, classes)], (length,)
+
+
+def work(draw: Generator, smooth: bool) -> dict[str, Any]:
+    """The local work: mini-batches, epochs or steps, and an optimiser."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.5, "nesterov": True},
+        {"weight_decay": 0.1},
+        {"clip": 0.5},
+        {"prox": 0.3, "momentum": 0.9, "clip": 1.0, "weight_decay": 0.01},
+        {"optimizer": "adam", "lr": 0.01},
+    ]
+    chosen = {"lr": 0.05, **options[draw.integers(len(options) - (not smooth))]}
+    batch = None if draw.random() < 0.2 else int(draw.integers(1, 9))
+    long = {"steps": int(draw.integers(1, 6))} if draw.random() < 0.3 else {"epochs": 2}
+    return {**chosen, **long, "batch": batch}
+
+
+def federation(
+    draw: Generator, shape: tuple[int, ...], tokens: int, classes: int, dtype: torch.dtype
+) -> Federation:
+    """One to four clients, some with one example; some texts have a damaged token or label."""
+    sizes = [int(n) for n in draw.choice([1, 1, 2, 3, 5, 8, 13], 1 + draw.integers(4))]
+    sizes = [2] if sizes == [1] else sizes  # of which BatchNorm could not take the statistics
+    damaged = tokens > 0 and draw.random() < 0.3
+    if damaged:  # the first client's examples are traced, and must be sound
+        sizes = [20, *sizes]
+    total = sum(sizes)
+    y = torch.from_numpy(draw.integers(0, classes, total))
+    if tokens:
+        x = torch.from_numpy(draw.integers(0, tokens, (total, *shape)))
+    else:
+        x = torch.from_numpy(draw.normal(size=(total, *shape))).to(dtype)
+    if damaged:
+        where, bad = int(draw.integers(20, total)), int(draw.choice([-1, 10**9]))
+        (x if draw.random() < 0.5 else y)[where] = bad
+    part = Part(x, y, np.cumsum([0, *sizes]))
+    return Federation("random", part, part, classes)
+
+
+def case(number: int) -> Task:
+    draw = np.random.default_rng(number)
+    dtype = [torch.float32, torch.float64][draw.integers(2)]
+    classes, tokens = int(draw.choice([1, 2, 3, 10, 17])), 0
+    kind = draw.integers(3)
+    with torch.random.fork_rng():
+        torch.manual_seed(number)
+        if kind == 0:
+            shape: tuple[int, ...] = (int(draw.choice([1, 2, 7, 16, 31, 64, 100])),)
+            layers = dense(draw, shape[0], classes)
+        elif kind == 1:
+            layers, shape = images(draw, classes)
+        else:
+            tokens = int(draw.integers(2, 30))
+            layers, shape = text(draw, tokens, classes)
+    module = nn.Sequential(*layers).to(dtype)
+    data = federation(draw, shape, tokens, classes, dtype)
+    return Task(module, data, **work(draw, dtype == torch.float64))
+
+
+def updates(name: str, task: Task) -> tuple[Any, list[str], Tensor, Tensor]:
+    """The engine, each row's reason of failure, and the updates and buffers."""
+    n = task.data.clients
+    engine = make(name, Experiment([task]), "cpu")
+    plan = Plan(np.arange(n), np.zeros(n, int), np.ones(n), np.ones(n))
+    reason, found = [""] * n, [torch.empty(0)] * n
+    for chunk in engine.train(whole(engine.initial(), plan, 1)):
+        for row, why, update, buffers in zip(
+            chunk.rows.tolist(), chunk.reason, chunk.update, chunk.buffers, strict=True
+        ):
+            reason[row], found[row] = why, torch.cat([update, buffers])
+    return engine, reason, torch.stack(found), engine.initial()[0].weights.params
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_random_work_agrees_with_autograd(number: int) -> None:
+    task = case(number)
+    fast, reasons, found, start = updates("batched", task)
+    if isinstance(fast, Batched) and not fast.families:
+        pytest.skip("a mini-batch of one example cannot be normalised")
+    assert fast.families[0].native is not None, "it must not have fallen back"
+    _, plain, right, _ = updates("sequential", task)
+    assert [bool(reason) for reason in reasons] == [bool(reason) for reason in plain]
+    assert torch.isfinite(right).all()
+    close = 1e-7 if start.dtype == torch.float64 else 0.02
+    for ours, theirs in zip(found, right, strict=True):
+        scale = float(theirs.norm()) + 1e-4 * float(start.norm())
+        assert float((ours - theirs).norm()) <= close * scale
