@@ -209,3 +209,38 @@ def test_a_checkpoint_whose_numbers_are_no_object_is_damaged(tmp_path: Path, tex
     execute(make(), engine="sequential", out=tmp_path / "run", resume=True)
     for name in ("rounds.jsonl", "models/line.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_report_over_files_that_no_run_writes(tmp_path: Path) -> None:
+    """One sentence that names the folder, also among others that are fine."""
+    for name in ("good", "bad"):
+        execute(make(), engine="sequential", out=tmp_path / name)
+    good = {path: path.read_bytes() for path in (tmp_path / "bad").glob("*.json*")}
+    for path in good:
+        for text in (
+            "[]",
+            "3",
+            '{"round": 1}',
+            '{"line": []}',
+            '{"line": {"clients": "x"}}',
+            "[" * 9999,
+        ):
+            path.write_text(text + "\n")
+            for folders in (["bad"], ["good", "bad"]):
+                outcome = call("report", *(tmp_path / each for each in folders))
+                if outcome.status:
+                    assert outcome.status == 2, outcome.err
+                    assert str(tmp_path / "bad") in outcome.err
+                    assert outcome.err.count("\n") == 1
+        path.write_bytes(good[path])
+    assert call("report", tmp_path / "good", tmp_path / "bad").status == 0
+
+
+@pytest.mark.parametrize("line", ["3", "[]", "{}", '{"round": 1}', '{"round": 2, "models": 3}'])
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    execute(make(rounds=1), engine="sequential", out=tmp_path / "run")
+    (tmp_path / "run/rounds.jsonl").write_text(line + "\n")
+    with pytest.raises(
+        BadInput, match=r"line 1 of .* is damaged \(it is not the record of round 1"
+    ):
+        execute(make(), engine="sequential", out=tmp_path / "run", resume=True)

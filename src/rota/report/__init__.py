@@ -17,10 +17,22 @@ from pathlib import Path
 
 from rota.errors import BadInput
 from rota.report.groups import group
-from rota.report.history import find, read
+from rota.report.history import History, find, not_a_run, read
 from rota.report.page import render
 
 __all__ = ["write"]
+
+
+def _page(runs: list[History]) -> str:
+    """The page; if that fails, the sentence names the run whose files are not what a run writes."""
+    try:
+        return render(group(runs))
+    except Exception as error:
+        if isinstance(error, BadInput) or os.environ.get("ROTA_DEBUG"):
+            raise
+        for run in runs if len(runs) > 1 else []:
+            _page([run])
+        raise not_a_run(runs[0].folder, error) from error
 
 
 def write(folders: list[Path], target: Path) -> Path:
@@ -28,7 +40,7 @@ def write(folders: list[Path], target: Path) -> Path:
     found = dict.fromkeys(path for folder in folders for path in find(folder))
     if not found:
         raise BadInput("there is nothing to report on: name at least one run folder")
-    html = render(group([read(path) for path in found]))
+    html = _page([read(path) for path in found])
     aside = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

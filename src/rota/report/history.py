@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rota.errors import BadInput
+from rota.errors import BadInput, what_and_where
 from rota.running.record import Record, at, tested
 
 
@@ -148,6 +148,21 @@ def find(folder: Path) -> list[Path]:
 
 def read(folder: Path) -> History:
     """A run folder's content, without a half-written last line, as after a resume."""
+    try:
+        return _read(folder)
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise not_a_run(folder, error) from error
+
+
+def not_a_run(folder: Path, error: Exception) -> BadInput:
+    """What to say about files that can be read, but do not hold what a run writes."""
+    return BadInput(
+        f"the files in {folder} are not what a run writes ({what_and_where(error)}): leave "
+        f"{folder.name} out of the report, or run it again"
+    )
+
+
+def _read(folder: Path) -> History:
     lines: list[Record] = []
     sampled: dict[str, Counter[int]] = {}
     failures: Counter[str] = Counter()

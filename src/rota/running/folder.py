@@ -21,7 +21,7 @@ from rota.experiment import Experiment, State
 from rota.files import filename, read_json, replacing, sync, write
 from rota.hints import MOST
 from rota.running import checkpoint
-from rota.running.record import Record, finite
+from rota.running.record import Record, finite, is_record
 
 CHANGEABLE = ("rounds", "target", "evaluate")
 """What may change when a run is resumed; everything else must be as it was."""
@@ -111,7 +111,9 @@ class Folder:
         for number, line in enumerate(self._lines(), start=1):
             try:
                 out.append(json.loads(line))
-            except ValueError as error:
+                if not is_record(out[-1], number):
+                    raise ValueError(f"it is not the record of round {number}")
+            except (ValueError, RecursionError) as error:
                 raise BadInput(
                     f"line {number} of {self.path / 'rounds.jsonl'} is damaged ({error}): fix "
                     "it, or start again with another --out"

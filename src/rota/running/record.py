@@ -103,6 +103,39 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def is_record(line: Any, number: int) -> bool:
+    """Whether a line that was read from a file has what later rounds and summaries read of it."""
+    if not isinstance(line, dict) or line.get("round") != number:
+        return False
+    numbers = ("seconds", "client_seconds", "bytes_up", "bytes_down", "server_bytes")
+    models, failures = line.get("models"), line.get("failures")
+    if not isinstance(models, dict) or not models or not isinstance(failures, list):
+        return False
+    if any(
+        not isinstance(each, dict) or not _whole(each.get("trained")) for each in models.values()
+    ):
+        return False
+    scores = [each.get(key) for each in (line, *models.values()) for key in ("accuracy", "loss")]
+    if not all(value is None or _number(value) for value in scores):
+        return False
+    if any("accuracy" in each and "loss" not in each for each in models.values()):
+        return False
+    for each in failures:
+        if not isinstance(each, dict) or each.get("model") not in list(models):
+            return False
+        if not isinstance(each.get("reason"), str):
+            return False
+    return {"accuracy", "loss"} <= line.keys() and all(_number(line.get(key)) for key in numbers)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def tested(entry: Record) -> bool:
     """Whether the round's models were tested."""
     return any("accuracy" in model for model in entry["models"].values())
