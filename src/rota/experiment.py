@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from rota import plan as nouns
 from rota.admission import Admission
 from rota.arrays import Array
+from rota.data.roster import Roster
 from rota.estimate import Estimator, Server
 from rota.plan import Model, Task
 from rota.policies import KINDS
 from rota.sampling import Sampler
+from rota.submodel import Capacity, Whole
+from rota.submodel.units import Units, find_units
 from rota.world.availability import Availability
 from rota.world.devices import Devices
 
@@ -94,6 +99,17 @@ class Experiment:
         return nouns.shares(self.tasks)
 
     @property
+    def capacity(self) -> Capacity:
+        return self.policies["capacity"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def units(self) -> tuple[Units, ...]:
+        """Each task's droppable units; empty if all clients train whole models."""
+        if isinstance(self.capacity, Whole) and type(self.capacity) is Whole:
+            return ()
+        return tuple(map(units_of, self.tasks))
+
+    @property
     def names(self) -> list[str]:
         """The tasks' names, or their data's names, numbered where they are not unique."""
         plain = [task.name or task.data.name for task in self.tasks]
@@ -126,3 +142,12 @@ class State:
         """What the server holds between rounds, apart from the shares."""
         remembered = [value for state in self.policies.values() for value in state.values()]
         return sum(int(each.nbytes) for each in [*self.models, *remembered])
+
+
+def units_of(task: Task) -> Units:
+    """The droppable units of a task's network, found on an example of zeros where there is no data."""
+    if isinstance(task.data, Roster):
+        example = torch.zeros(2, *task.roster.shape)
+    else:
+        example = task.data.train.x[:2]
+    return find_units(task.build(), example)

@@ -32,12 +32,14 @@ from rota.policies import KINDS, Observing, Opening, Watching, sees
 from rota.probe import Setting, price, probe
 from rota.running.record import Record, record, same_score
 from rota.sampling.metrics import Meter
+from rota.submodel.parts import hold
 from rota.weights import Weights
 
 
 def begin(experiment: Experiment, engine: Engine) -> State:
     """The state before the first round."""
-    opening = Opening(engine.initial(), experiment.shares, experiment.rounds)
+    models, shares = engine.initial(), experiment.shares
+    opening = Opening(models, shares, experiment.rounds, experiment.seed, experiment.units)
     states = {k: kind.begin(experiment.policies[k], opening) for k, kind in KINDS.items()}
     return State(0, opening.models, opening.shares, states)
 
@@ -53,7 +55,17 @@ def play(
     )
     rates = np.array([experiment.tasks[model.task].lr_at(now) for model in state.models])
     pace = rates / rates.max()
-    setting = Setting(engine, estimator, state.models, now, experiment.seed, pace)
+    held = hold(
+        experiment.policies,
+        experiment.units,
+        state.models,
+        state.shares,
+        new,
+        experiment.seed,
+        now,
+    )
+    shares = shares if held is None else shares * (held.widths > 0)
+    setting = Setting(engine, estimator, state.models, now, experiment.seed, pace, held)
     new["sampler"], new["estimator"], asked = probe(
         setting, sampler, new["sampler"], shares, new["estimator"]
     )
@@ -62,6 +74,7 @@ def play(
     plan = checked(sampler.draw(memory, shares, generator), shares)
 
     job = setting.job(plan, new["estimator"], asked)
+    plan = job.plan
     seen, sums = collect(experiment, engine, job, new)
     estimates, new["estimator"] = estimator.finish(new["estimator"], sums)
     models, new["server"] = apply(experiment.server, job, seen, estimates, new["server"])

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ from rota.data.roster import Roster
 from rota.errors import BadInput
 from rota.weights import Weights
 
+if TYPE_CHECKING:
+    from rota.submodel.cut import Cut
+    from rota.submodel.units import Units
+
 __all__ = [
     "Chunk",
     "Costs",
@@ -41,6 +45,7 @@ __all__ = [
     "Question",
     "Seen",
     "State",
+    "SubModel",
     "Task",
     "cross_entropy",
     "top1",
@@ -163,17 +168,24 @@ class Model:
 class SubModel:
     """A part of a model that some clients hold in a round.
 
-    `places` and `buffer_places` are its scalars' places in the model's flat vectors, in the order of
-    the smaller model's own. `share` is the share of the model's data whose clients hold this part in
-    this round, drawn or not. `kept` has the units of each layer that the part consists of.
+    `cut` has the units that it keeps. `share` is the share of the model's data whose clients hold this
+    part in this round, drawn or not.
     """
 
     model: int
     width: float
     share: float
-    kept: dict[str, Array]
-    places: Tensor
-    buffer_places: Tensor
+    cut: Cut
+
+    @property
+    def places(self) -> Tensor:
+        """Where its parameters lie in the model's flat vector."""
+        return self.cut.places
+
+    @property
+    def buffer_places(self) -> Tensor:
+        """Where its buffers lie in the model's flat vector."""
+        return self.cut.buffer_places
 
     def of(self, weights: Weights) -> Weights:
         """The part of a model's weights, or of rows of weights."""
@@ -331,6 +343,8 @@ class Job:
     plan: Plan
     duty: Duty
     local: Local = field(default_factory=Local)
+    units: tuple[Units, ...] = ()
+    """Each task's droppable units, if rows may hold parts of models."""
 
     @cached_property
     def task(self) -> Array:

@@ -18,6 +18,8 @@ from rota.arrays import Array
 from rota.estimate import ESTIMATORS, SERVERS
 from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State
 from rota.sampling import SAMPLERS
+from rota.submodel import CAPACITIES, SUBMODELS
+from rota.submodel.units import Units
 from rota.world.availability import Availability
 from rota.world.devices import Devices
 
@@ -66,10 +68,17 @@ class Opening(NamedTuple):
     models: list[Model]
     shares: Array
     rounds: int
+    seed: int
+    units: tuple[Units, ...]
+    """Each task's droppable units; empty if all clients train whole models."""
 
 
 def _nothing(policy: Any, opening: Opening) -> State:
     return {}
+
+
+def _begin_submodel(submodel: Any, at: Opening) -> State:
+    return submodel.init([at.units[model.task] for model in at.models]) if at.units else {}
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,14 @@ KINDS: dict[str, Kind] = {
             ("init", "step"),
             lambda availability, at: availability.init(at.shares.shape[1]),
         ),
+        Kind(
+            "capacity",
+            CAPACITIES,
+            "whole",
+            ("init", "widths", "observe"),
+            lambda capacity, at: capacity.init(at.shares, at.seed),
+        ),
+        Kind("submodel", SUBMODELS, "invariant", ("init", "keep"), _begin_submodel),
         Kind(
             "admission",
             {"admission": Admission},

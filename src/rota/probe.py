@@ -22,6 +22,7 @@ from rota.estimate import Correcting, Estimator, Expecting, Recalling, Tensors
 from rota.plan import Duty, Job, Local, Model, Plan, Question, Seen, State, duty
 from rota.policies import Watching, sees
 from rota.sampling import Asking, Sampler
+from rota.submodel.parts import Held
 
 
 class Cost(NamedTuple):
@@ -54,10 +55,12 @@ class Setting:
     now: int
     seed: int
     pace: Array
+    held: Held | None = None
+    """Which parts of models clients hold; None: whole models."""
 
     def job(self, plan: Plan, recalled: Tensors, asked: Asked | None) -> Job:
         """The training of the plan's rows; who was asked before has done a part of it."""
-        what = asked.question.what if asked else None
+        plan, what = self._divided(plan), asked.question.what if asked else None
         work = self._duty(plan, None)
         if asked and what:
             known = np.isin(self._pairs(plan), self._pairs(asked.question.rows))
@@ -65,20 +68,26 @@ class Setting:
             columns = ("training", "down", "up", "numbers")
             pairs = ((getattr(rest, name), getattr(work, name)) for name in columns)
             work = Duty(*(np.where(known, *pair) for pair in pairs))
-        return Job(self.now, self.models, plan, work, self._local(recalled, plan))
+        return self._job(plan, work, self._local(recalled, plan))
 
     def question(self, rows: Plan, what: str, recalled: Tensors) -> Job:
         """What clients do to answer a question."""
-        controls = self._controls
+        rows, controls = self._divided(rows), self._controls
         if what == "loss":
-            work = duty(self.models, rows, 1 / 3, (1, 0), (0, 0), numbers=1)
-            return Job(self.now, self.models, rows, work)
+            return self._job(rows, duty(self.models, rows, 1 / 3, (1, 0), (0, 0), numbers=1))
         if what == "norm":
             numbers = self.estimator.numbers if isinstance(self.estimator, Recalling) else 1
             work = duty(self.models, rows, 1, (1, controls), (0, 0), numbers)
         else:
             work = duty(self.models, rows, 1, (1, controls), (1, controls))
-        return Job(self.now, self.models, rows, work, self._local(recalled, rows))
+        return self._job(rows, work, self._local(recalled, rows))
+
+    def _divided(self, plan: Plan) -> Plan:
+        return plan if self.held is None else self.held.divide(plan)
+
+    def _job(self, plan: Plan, work: Duty, local: Local | None = None) -> Job:
+        units = () if self.held is None else self.held.units
+        return Job(self.now, self.models, plan, work, local or Local(), units)
 
     def _duty(self, plan: Plan, asked: str | None) -> Duty:
         """What is left to do for rows that were asked this before."""

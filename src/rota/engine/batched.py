@@ -302,6 +302,8 @@ class Batched:
         task, first = family.steps.task, family.tasks[0]
         rows = np.flatnonzero(np.isin(job.task, family.tasks))
         rows = rows[~family.apart[family.owners(job, rows)]]
+        if job.plan.cut is not None:  # parts of models are trained by the sequential engine
+            rows = rows[job.plan.cut[rows] == 0]
         sizes = family.sizes(job, rows)
         steps = local_steps(task, sizes, self.plain.least[first])
         wide = widths(task, sizes, *self.widths)

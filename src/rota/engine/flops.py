@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,12 +16,17 @@ def step_flops(task: Task, x: Tensor) -> float:
 
     `x` holds any example.
     """
+    return module_flops(task.build, x)
+
+
+def module_flops(build: Callable[[], nn.Module], x: Tensor) -> float:
+    """The same of a network that a function makes."""
     x = x[:1]
     pair = x.expand(2, *x.shape[1:])  # BatchNorm may refuse to take statistics of a single example
     try:  # on "meta" nothing is computed, and an LSTM shows its products
-        return 1.5 * _count(task.build().eval().to("meta"), pair.to("meta"))
+        return 1.5 * _count(build().eval().to("meta"), pair.to("meta"))
     except (RuntimeError, NotImplementedError):  # the forward pass makes tensors on a real device
-        return 1.5 * _count(task.build().eval(), pair)
+        return 1.5 * _count(build().eval(), pair)
 
 
 def _count(module: nn.Module, x: Tensor) -> float:

@@ -14,16 +14,25 @@ from rota import rng, weights
 from rota.arrays import Array
 from rota.engine import local
 from rota.engine.bounds import guarded
-from rota.engine.flops import step_flops
+from rota.engine.flops import module_flops, step_flops
 from rota.engine.score import Score, Scorer, forward
 from rota.errors import not_a_clients, what_and_where
-from rota.plan import Chunk, Job, Model, Seen, Task
+from rota.plan import Chunk, Job, Model, Seen, SubModel, Task
 from rota.weights import Weights
 from rota.world.devices import Profile
 
 if TYPE_CHECKING:
     from rota.engine import Options
     from rota.experiment import Experiment
+
+
+class Net:
+    """A task's network, or a smaller one of the same task, and what training it costs."""
+
+    def __init__(self, task: int, module: nn.Module, flops: float) -> None:
+        self.task, self.module, self.flops = task, module, flops
+        integers = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
+        self.counters = [(each, each.clone()) for each in integers]
 
 
 class Sequential:
@@ -42,10 +51,6 @@ class Sequential:
         self.modules = [
             task.build(rng.key(seed, "model", t)).to(device) for t, task in enumerate(tasks)
         ]
-        self.counters = [
-            [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
-            for module in self.modules
-        ]
         # copies, because the modules are worked with
         self.start = [Model(t, weights.read(module)) for t, module in enumerate(self.modules)]
         held = {id(task.data): local.on_device(task.federation.train, device) for task in tasks}
@@ -60,6 +65,8 @@ class Sequential:
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
+        self.nets = [Net(t, module, self.flops[t]) for t, module in enumerate(self.modules)]
+        self.smaller: dict[tuple[int, tuple[int, ...]], Net] = {}
         self.scorer = Scorer(tasks, self.modules, self.flops, device)
 
     @classmethod
@@ -78,9 +85,10 @@ class Sequential:
         for row in range(len(job.plan)):
             model = int(job.plan.model[row])
             begin, place = self._start(job, row), np.array([row])
-            task = job.models[model].task
+            task, part = job.models[model].task, job.plan.held(row)
+            net = self.nets[task] if part is None else self._smaller(task, part)
             try:
-                end, loss, steps, examples, reason = self._train_row(job, row, task, begin)
+                end, loss, steps, examples, reason = self._train_row(job, row, net, begin)
             except Exception as error:  # a user's own model or loss may raise anything
                 if not_a_clients(error):
                     raise
@@ -97,30 +105,41 @@ class Sequential:
                 steps=np.array([steps]),
                 examples=np.array([examples]),
                 reason=[reason],
-                costs=self.profile.costs(job, place, self.flops[task], np.array([examples])),
+                costs=self.profile.costs(job, place, net.flops, np.array([examples])),
             )
+
+    def _smaller(self, task: int, part: SubModel) -> Net:
+        """The network of a part; parts with equally many units in each layer share it."""
+        key = task, tuple(len(kept) for kept in part.cut.kept)
+        if key not in self.smaller:
+            from rota.submodel.cut import build
+
+            whole, x = self.modules[task], self.data[task][0]
+            flops = module_flops(lambda: build(whole, part.cut).cpu(), x[:1].cpu())
+            self.smaller[key] = Net(task, build(whole, part.cut), flops)
+        return self.smaller[key]
 
     def _start(self, job: Job, row: int) -> Weights:
         """Where a row begins."""
         if job.local.start is None:
-            return job.models[int(job.plan.model[row])].weights
+            weights, part = job.models[int(job.plan.model[row])].weights, job.plan.held(row)
+            return weights if part is None else part.of(weights)
         params, buffers = job.local.start(np.array([row]))
         return Weights(params[0], buffers[0])
 
     def _train_row(
-        self, job: Job, row: int, model: int, start: Weights
+        self, job: Job, row: int, net: Net, start: Weights
     ) -> tuple[Weights, float, int, int, str]:
         """One client's local training: where it ends, its mean loss, its steps and examples, and why it failed."""
-        task, module, client = self.tasks[model], self.modules[model], int(job.plan.client[row])
+        model, module, client = net.task, net.module, int(job.plan.client[row])
+        task = self.tasks[model]
         place = np.array([row])
         anchor = job.local.anchor(place)[0] if job.local.anchor else start.params
         shift = job.local.shift(place)[0] if job.local.shift else None
         rows = slice(*task.federation.train.offsets[client : client + 2].tolist())
         x, y = (part[rows].to(self.device) for part in self.data[model])
         weights.load(module, start)
-        for counter, beginning in self.counters[
-            model
-        ]:  # BatchNorm counts its batches anew in each row
+        for counter, beginning in net.counters:  # BatchNorm counts its batches anew in each row
             counter.copy_(beginning)
         module.train()
         optimiser = local.optimiser(task, job.now, module.parameters())

@@ -210,6 +210,11 @@ def check_together(experiment: Experiment) -> None:
             f"the sampler {other} draws by the norms that an estimator expects, and {mine} "
             "cannot tell them: use stale-vre"
         )
+    if experiment.units and not getattr(estimator, "parts", False):
+        raise BadInput(
+            f"the estimator {mine} works on whole models only: use unbiased or fedavg, or leave "
+            "capacity out"
+        )
     sgd = all(task.optimizer == "sgd" and not task.momentum for task in experiment.tasks)
     if isinstance(estimator, Correcting) and not sgd:
         raise BadInput(

@@ -1,0 +1,59 @@
+"""From widths and choices to the parts of models that clients hold in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rota import rng
+from rota.arrays import Array
+from rota.plan import Model, Plan, State, SubModel
+from rota.submodel.choice import Wanted
+from rota.submodel.cut import keep
+from rota.submodel.units import Units
+
+
+@dataclass(frozen=True)
+class Held:
+    """Each client's width in a round, and the parts of models that clients of these widths hold."""
+
+    widths: Array
+    parts: tuple[SubModel, ...]
+    units: tuple[Units, ...]
+
+    def divide(self, plan: Plan) -> Plan:
+        """The plan in which each row holds its client's part of its model."""
+        cut = np.zeros(len(plan), np.int64)
+        for k, part in enumerate(self.parts, start=1):
+            cut[(plan.model == part.model) & (self.widths[plan.client] == part.width)] = k
+        return replace(plan, cut=cut, cuts=self.parts)
+
+
+def hold(
+    policies: dict[str, Any],
+    units: tuple[Units, ...],
+    models: list[Model],
+    shares: Array,
+    states: dict[str, State],
+    seed: int,
+    now: int,
+) -> Held | None:
+    """The parts of a round: one per model and width below 1. None: everybody trains whole models."""
+    widths = policies["capacity"].widths(states["capacity"])
+    if widths is None:
+        return None
+    parts = []
+    for s, model in enumerate(models):
+        for width in np.unique(widths[shares[s] > 0]).tolist():
+            if not 0 < width < 1:
+                continue
+            wanted = Wanted(s, model, units[model.task], width, now)
+            generator = rng.generator(rng.key(seed, "submodel", now, s, round(1e6 * width)))
+            cut = keep(
+                wanted.units, policies["submodel"].keep(states["submodel"], wanted, generator)
+            )
+            share = float(shares[s, widths == width].sum())
+            parts.append(SubModel(s, width, share, cut))
+    return Held(widths, tuple(parts), units)
