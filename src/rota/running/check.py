@@ -20,7 +20,7 @@ from rota.experiment import Experiment
 from rota.files import filename
 from rota.hints import called, check_fields, shown
 from rota.plan import Task, top1
-from rota.policies import KINDS
+from rota.policies import KINDS, Watching
 from rota.running.record import same_score
 from rota.sampling import asks
 from rota.sampling.metrics import check as check_metrics
@@ -214,6 +214,10 @@ def check_together(experiment: Experiment) -> None:
         raise BadInput(
             f"the estimator {mine} works on whole models only: use unbiased or fedavg, or leave "
             "capacity out"
+        )
+    if experiment.units and isinstance(sampler, Watching):
+        raise BadInput(
+            f"the sampler {other} compares whole updates: use another sampler, or leave capacity out"
         )
     sgd = all(task.optimizer == "sgd" and not task.momentum for task in experiment.tasks)
     if isinstance(estimator, Correcting) and not sgd:

@@ -16,6 +16,9 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 
+LESSONS = 5
+"""A client's power k is the mean over this many rows at widths below 1."""
+
 
 class Capacity(Protocol):
     """Decides how much of its model each client trains. A value: what it learns is in the state."""
@@ -78,17 +81,18 @@ class Fixed(Whole):
 class Stragglers:
     """FLuID's stragglers: the slowest clients get parts that make them as fast as the others (S3).
 
-    The server keeps an estimate of each client's time for the whole model: the seconds of a row
-    divided by its width, averaged with weight `pace` for the newest. Every `every` rounds, once
+    The server keeps an estimate of each client's time for the whole model, averaged with weight `pace`
+    for the newest. What a row took at width r counts as seconds / r^k for the whole model. FLuID has
+    k = 1; here k is learned for each client from its first rows at widths below 1, because transfer and
+    layers that keep all their units do not shrink, and layers between two others shrink twice.
+
+    Every `every` rounds, once
     clients have taken part in `warmup` rounds, the slowest `share` of the clients that are known become
     stragglers, if they are slower than the target by more than `margin`. A straggler stops being one
-    when its time for the whole model is within `margin` / 2 of the target, so noise does not make it
+    when its time for the whole model is within `margin` / 4 of the target, so noise does not make it
     flip. The target is the time of the slowest client that is no straggler, or the `quantile` of all
     known times, or `seconds`. A straggler's width is the one of `sizes` that is nearest to
-    target / time ("nearest", as the paper says), or the exact ratio where `sizes` is empty.
-
-    Time is not exactly proportional to width, since transfer and small layers shrink differently. So
-    the width is corrected by what was measured at the last width.
+    (target / time)^(1/k), or exactly that where `sizes` is empty.
     """
 
     share: float = 0.2
@@ -96,7 +100,7 @@ class Stragglers:
     quantile: float | None = None
     seconds: float | None = None
     margin: float = 0.1
-    pace: float = 0.5
+    pace: float = 0.3
     warmup: int = 2
     every: int = 1
 
@@ -115,6 +119,8 @@ class Stragglers:
         clients = shares.shape[1]
         return {
             "time": np.full(clients, np.nan),
+            "power": np.ones(clients),
+            "parts": np.zeros(clients, np.int64),
             "width": np.ones(clients),
             "rounds": np.zeros((), np.int64),
             "target": np.full((), np.nan),
@@ -125,8 +131,8 @@ class Stragglers:
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         rounds, width = np.array(state["rounds"] + 1), state["width"]
-        time = self._learn(state["time"], width, plan, seen)
-        new = {**state, "time": time, "rounds": rounds}
+        new = {**state, **self._learn(state, plan, seen), "rounds": rounds}
+        time = new["time"]
         if rounds < self.warmup or rounds % self.every:
             return new
         known = np.isfinite(time)
@@ -137,27 +143,39 @@ class Stragglers:
         number = max(1, round(self.share * int(known.sum())))
         order = np.argsort(np.where(known, -time, np.inf), kind="stable")[:number]
         slow[order] = True
-        limit = np.where(width < 1, 1 + self.margin / 2, 1 + self.margin)
+        limit = np.where(width < 1, 1 + self.margin / 4, 1 + self.margin)
         slow &= known & (time > target * limit)
-        wanted = np.where(slow, np.divide(target, time, out=np.ones_like(time), where=slow), 1.0)
+        ratio = np.divide(target, time, out=np.ones_like(time), where=slow)
+        wanted = ratio ** (1 / new["power"])
         if self.sizes:
             sizes = np.array(sorted(self.sizes))
             nearest = sizes[np.abs(sizes[:, None] - wanted).argmin(axis=0)]
-            wanted = np.where(slow, nearest, 1.0)
+            wanted = nearest
+        wanted = np.where(slow, wanted, 1.0)
         return {**new, "width": wanted, "target": np.array(target)}
 
-    def _learn(self, time: Array, width: Array, plan: Plan, seen: Seen) -> Array:
-        """Each client's time for whole models: of all its rows together, one after the other."""
+    def _learn(self, state: State, plan: Plan, seen: Seen) -> State:
+        """Each client's time for whole models, and its power k.
+
+        A client's rows count together, because it trains them one after the other.
+        """
+        time, power, width = state["time"].copy(), state["power"].copy(), state["width"]
         rows = np.flatnonzero(np.isfinite(seen.seconds))
-        clients = plan.client[rows]
-        measured = np.bincount(clients, seen.seconds[rows], minlength=len(time)) / width
-        out, took = time.copy(), np.zeros(len(time), bool)
-        took[clients] = True
+        took = np.zeros(len(time), bool)
+        took[plan.client[rows]] = True
+        measured = np.bincount(plan.client[rows], seen.seconds[rows], minlength=len(time))
+        part = took & (width < 1)
+        number = state["parts"].copy()
+        new = part & np.isfinite(time) & (number < LESSONS)
+        number[new] += 1
+        lesson = np.clip(np.log(measured[new] / time[new]) / np.log(width[new]), 0.3, 3.0)
+        power[new] += (lesson - power[new]) / number[new]
+        measured[part] /= width[part] ** power[part]
         first = took & np.isnan(time)
-        later = took & ~first
-        out[first] = measured[first]
-        out[later] += self.pace * (measured[later] - time[later])
-        return out
+        later = took & ~first & ~new  # what teaches the power teaches nothing about the time
+        time[first] = measured[first]
+        time[later] += self.pace * (measured[later] - time[later])
+        return {"time": time, "power": power, "parts": number}
 
     def _target(self, time: Array) -> float:
         if self.seconds is not None:
