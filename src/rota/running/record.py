@@ -62,6 +62,7 @@ def record(
         "models": models,
         "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
         "probability": {"min": _or_none(np.min, known), "max": _or_none(np.max, known)},
+        **_parts(plan),
         **totals,
         "failures": _failures(names, plan, seen, asked),
     }
@@ -74,6 +75,14 @@ def _scores(score: Score) -> Record:
         low, middle, high = np.nanquantile(score.by_client, [0.1, 0.5, 0.9]).tolist()
         out["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
     return out
+
+
+def _parts(plan: Plan) -> Record:
+    """How many rows held only a part of their model, and the narrowest width among them."""
+    if plan.cut is None:
+        return {}
+    widths = [plan.cuts[k - 1].width for k in plan.cut.tolist() if k]
+    return {"parts": len(widths), "narrowest": min(widths, default=1.0)}
 
 
 def _failures(names: list[str], plan: Plan, seen: Seen, asked: Asked | None) -> list[Record]:

@@ -51,7 +51,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Fixed(Whole):
-    """Fixed capacities: each client has one of these `widths` for the whole run.
+    """Fixed capacities: each client has one of these `sizes` for the whole run.
 
     Clients are dealt out at random, in equal numbers or in proportion to `parts`.
     """
