@@ -94,6 +94,8 @@ class Kind:
     default: str
     methods: tuple[str, ...] = ()
     begin: Callable[[Any, Opening], State] = _nothing
+    usual: str = ""
+    """The member that reports need not mention."""
 
     @property
     def single(self) -> bool:
@@ -137,8 +139,16 @@ KINDS: dict[str, Kind] = {
             "whole",
             ("init", "widths", "observe"),
             lambda capacity, at: capacity.init(at.shares, at.seed),
+            usual="whole",
         ),
-        Kind("submodel", SUBMODELS, "invariant", ("init", "keep"), _begin_submodel),
+        Kind(
+            "submodel",
+            SUBMODELS,
+            "invariant",
+            ("init", "keep"),
+            _begin_submodel,
+            usual="invariant",
+        ),
         Kind(
             "admission",
             {"admission": Admission},

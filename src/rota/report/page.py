@@ -9,6 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from rota.policies import KINDS
 from rota.report import clients, curves, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
 from rota.report.groups import Group, methods
@@ -184,8 +185,9 @@ def _methods(groups: list[Group]) -> list[str]:
     found = []
     for key in methods():
         names = {flat(group.runs[0].config).get(key) for group in groups}
-        if len(names) == 1 and (name := names.pop()):
-            found.append(f"{key.removesuffix('.name')} {name}")
+        kind, name = key.removesuffix(".name"), names.pop()
+        if not names and name and name != KINDS[kind].usual:
+            found.append(f"{kind} {name}")
     return found
 
 
