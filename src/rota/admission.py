@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import Chunk, Costs, Job, Seen, State
+from rota.plan import NO_REPLY, Chunk, Costs, Job, Seen, State
 from rota.weights import Weights
 
 NOT_FINITE = "the update is not finite"
@@ -77,14 +77,15 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
     part = job.plan.held(int(chunk.rows[wanted][0]))
     weights = job.models[chunk.model].weights
     sent = weights if part is None else part.of(weights)
-    chunk = _well_formed(chunk, sent).of(np.flatnonzero(wanted))
+    chunk = _well_formed(chunk, sent)
+    chunk = chunk if wanted.all() else chunk.of(np.flatnonzero(wanted))
     wrong = [reason or "" for reason in chunk.reason]
     for bad, why in (
         (~_finite(chunk, sent), NOT_FINITE),
         (_overflows(chunk, job), "the update is too large to be added up"),
         (chunk.norm > most, f"the update's norm is above the limit of {most:.3g}"),
     ):
-        for place in np.flatnonzero(bad).tolist():
+        for place in np.flatnonzero(bad).tolist() if bad.any() else ():
             wrong[place] = wrong[place] or why
     return chunk if wrong == chunk.reason else replace(chunk, reason=wrong)
 
@@ -92,6 +93,8 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
 def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Array:
     """Which rows are in the plan, in this round, and have not replied before."""
     rows = np.asarray(chunk.rows)
+    if _all_asked_for(chunk, job, seen, rows):
+        return np.ones(len(rows), bool)
     known = rows.ndim == 1 and rows.dtype.kind in "iu" and len(chunk.reason) == len(rows)
     if not known or chunk.now != job.now or not 0 <= chunk.model < len(job.models):
         return np.zeros(np.size(rows), bool)
@@ -105,6 +108,20 @@ def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Array:
         part = job.plan.cut[rows[wanted]]
         wanted[wanted] = part == part[0]
     return wanted
+
+
+def _all_asked_for(chunk: Chunk, job: Job, seen: Seen, rows: Array) -> bool:
+    """The usual case, told quickly."""
+    if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows) or job.plan.cut is not None:
+        return False
+    listed = rows.tolist()
+    if chunk.now != job.now or len(chunk.reason) != len(rows) or len(set(listed)) != len(rows):
+        return False
+    if min(listed) < 0 or max(listed) >= len(job.plan) or not 0 <= chunk.model < len(job.models):
+        return False
+    if (job.plan.model[rows] != chunk.model).any():
+        return False
+    return all(seen.reason[row] == NO_REPLY for row in listed)
 
 
 def _empty(chunk: Chunk) -> Chunk:

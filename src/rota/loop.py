@@ -28,7 +28,7 @@ from rota.engine import Engine
 from rota.estimate import Estimate, Server
 from rota.experiment import Experiment, State
 from rota.plan import Job, Model, Plan, Seen, checked
-from rota.policies import KINDS, Observing, Opening, Watching, sees
+from rota.policies import KINDS, Observing, Opening, Watching, sees, speaks
 from rota.probe import Setting, price, probe
 from rota.running.record import Record, record, same_score
 from rota.sampling.metrics import Meter
@@ -79,7 +79,7 @@ def play(
     estimates, new["estimator"] = estimator.finish(new["estimator"], sums)
     models, new["server"] = apply(experiment.server, job, seen, estimates, new["server"])
     for kind, policy in experiment.policies.items():
-        if isinstance(policy, Observing):
+        if speaks(policy, Observing):
             new[kind] = policy.observe(new[kind], shares, plan, seen.only(sees(policy)))
 
     cost = price(plan, seen, asked)
@@ -114,7 +114,7 @@ def collect(
     plan, estimator, admission = job.plan, experiment.estimator, experiment.admission
     pace = np.array([experiment.tasks[model.task].lr_at(job.now) for model in job.models])
     seen = Seen.nothing(len(plan), pace=(pace / pace.max())[plan.model])
-    watchers = {k: p for k, p in experiment.policies.items() if isinstance(p, Watching)}
+    watchers = {k: p for k, p in experiment.policies.items() if speaks(p, Watching)}
     watched = {kind: policy.watch(states[kind], job) for kind, policy in watchers.items()}
     sums = estimator.begin(states["estimator"], [model.weights for model in job.models], plan)
     for reply in engine.train(job):

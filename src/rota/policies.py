@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from rota.admission import Admission
 from rota.arrays import Array
@@ -32,6 +32,7 @@ __all__ = [
     "sees",
 ]
 
+P = TypeVar("P")
 EVERYTHING = frozenset({*COLUMNS, "update"})
 
 
@@ -55,6 +56,17 @@ class Observing(Protocol):
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         """The state after the round; `shares` are those that the plan was drawn by."""
+
+
+_SPEAKS: dict[tuple[type, type], bool] = {}
+
+
+def speaks(policy: object, protocol: type[P]) -> TypeGuard[P]:
+    """Whether a policy has a protocol's methods: isinstance, which is slow here, once per class."""
+    key = type(policy), protocol
+    if key not in _SPEAKS:
+        _SPEAKS[key] = isinstance(policy, protocol)
+    return _SPEAKS[key]
 
 
 def sees(policy: object) -> Collection[str]:

@@ -20,7 +20,7 @@ from rota.engine import Engine
 from rota.errors import BadInput
 from rota.estimate import Correcting, Estimator, Expecting, Recalling, Tensors
 from rota.plan import Duty, Job, Local, Model, Plan, Question, Seen, State, duty
-from rota.policies import Watching, sees
+from rota.policies import Watching, sees, speaks
 from rota.sampling import Asking, Sampler
 from rota.submodel.parts import Held
 
@@ -76,7 +76,7 @@ class Setting:
         if what == "loss":
             return self._job(rows, duty(self.models, rows, 1 / 3, (1, 0), (0, 0), numbers=1))
         if what == "norm":
-            numbers = self.estimator.numbers if isinstance(self.estimator, Recalling) else 1
+            numbers = self.estimator.numbers if speaks(self.estimator, Recalling) else 1
             work = duty(self.models, rows, 1, (1, controls), (0, 0), numbers)
         else:
             work = duty(self.models, rows, 1, (1, controls), (1, controls))
@@ -102,10 +102,10 @@ class Setting:
 
     @property
     def _controls(self) -> int:
-        return self.estimator.controls if isinstance(self.estimator, Correcting) else 0
+        return self.estimator.controls if speaks(self.estimator, Correcting) else 0
 
     def _local(self, recalled: Tensors, plan: Plan) -> Local:
-        if not isinstance(self.estimator, Correcting):
+        if not speaks(self.estimator, Correcting):
             return Local()
         weights = [model.weights for model in self.models]
         return self.estimator.local(recalled, weights, plan)
@@ -122,14 +122,14 @@ def probe(
     Returns the sampler's state with the answers in it, the estimator's state, which may learn from
     the answers too, and what was asked of clients, which the run pays for.
     """
-    if not isinstance(sampler, Asking):
+    if not speaks(sampler, Asking):
         return memory, recalled, None
     estimator = setting.estimator
     question = sampler.ask(memory, shares, rng.generator(rng.key(setting.seed, "ask", setting.now)))
     rows, what = question.rows, question.what
     answers = Seen.nothing(len(rows), pace=setting.pace[rows.model])
     if what == "expected":
-        if not isinstance(estimator, Expecting):
+        if not speaks(estimator, Expecting):
             raise BadInput(
                 f"the sampler asks which norms the estimator expects, and "
                 f"{type(estimator).__name__} cannot tell: use the estimator stale-vre"
@@ -142,18 +142,18 @@ def probe(
             answers = setting.engine.losses(job, question.examples)
         answers.pace = setting.pace[rows.model]
     else:
-        watched = sampler.watch(memory, job) if isinstance(sampler, Watching) else None
+        watched = sampler.watch(memory, job) if speaks(sampler, Watching) else None
         for reply in setting.engine.train(job):
             chunk = admit(reply, job, answers)
             if not len(chunk.rows):
                 continue
             norm = None
-            if isinstance(estimator, Recalling):
+            if speaks(estimator, Recalling):
                 norm, recalled = estimator.residual(recalled, rows, chunk)
             answers.add(chunk, norm)
-            if isinstance(sampler, Watching):
+            if speaks(sampler, Watching):
                 sampler.see(watched, job, chunk)
-        if isinstance(sampler, Watching):
+        if speaks(sampler, Watching):
             memory = sampler.learn(memory, watched)
     heard = sampler.hear(memory, rows, answers.only(sees(sampler)))
     return heard, recalled, Asked(question, answers)
