@@ -142,7 +142,8 @@ def probe(
             answers = setting.engine.losses(job, question.examples)
         answers.pace = setting.pace[rows.model]
     else:
-        watched = sampler.watch(memory, job) if speaks(sampler, Watching) else None
+        watcher: Watching | None = sampler if speaks(sampler, Watching) else None
+        watched = watcher.watch(memory, job) if watcher else None
         for reply in setting.engine.train(job):
             chunk = admit(reply, job, answers)
             if not len(chunk.rows):
@@ -151,10 +152,10 @@ def probe(
             if speaks(estimator, Recalling):
                 norm, recalled = estimator.residual(recalled, rows, chunk)
             answers.add(chunk, norm)
-            if speaks(sampler, Watching):
-                sampler.see(watched, job, chunk)
-        if speaks(sampler, Watching):
-            memory = sampler.learn(memory, watched)
+            if watcher:
+                watcher.see(watched, job, chunk)
+        if watcher:
+            memory = watcher.learn(memory, watched)
     heard = sampler.hear(memory, rows, answers.only(sees(sampler)))
     return heard, recalled, Asked(question, answers)
 
