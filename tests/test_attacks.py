@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 import torch
 from conftest import federation, linear
@@ -19,7 +21,7 @@ from rota import loop
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS
 from rota.experiment import Experiment
-from rota.plan import Task
+from rota.plan import Plan, Task
 from rota.running.folder import Gone
 from rota.running.run import execute
 from rota.sampling import Full
@@ -244,3 +246,44 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
         BadInput, match=r"line 1 of .* is damaged \(it is not the record of round 1"
     ):
         execute(make(), engine="sequential", out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint64, np.float16, np.longdouble, object, complex])
+@pytest.mark.parametrize("column", ["client", "model", "probability", "weight"])
+@pytest.mark.parametrize("estimator", ["fedavg", "fedvarp"])
+def test_own_samplers_of_odd_types(column: str, kind: type, estimator: str) -> None:
+    """A plan of other numbers is the same plan, or refused in one sentence."""
+
+    class Odd:
+        def init(self, shares: Any, rounds: int) -> dict[str, Any]:
+            return {}
+
+        def draw(self, state: Any, shares: Any, generator: Any) -> Plan:
+            n = shares.shape[1]
+            plan = Plan(np.arange(n), np.zeros(n, int), np.ones(n), np.ones(n))
+            if self.kind is None:
+                return plan
+            return replace(plan, **{column: getattr(plan, column).astype(self.kind)})
+
+        def observe(self, state: Any, shares: Any, plan: Any, seen: Any) -> Any:
+            return state
+
+        kind: Any = None
+
+    def play(given: Any) -> Any:
+        sampler = Odd()
+        sampler.kind = given
+        tasks = [Task(linear, federation([2] * 140), name="line")]
+        policies = {"sampler": sampler, "estimator": ESTIMATORS[estimator]()}
+        done = execute(make(tasks=tasks, rounds=1, **policies), engine="sequential")
+        return done.records, done.state.models[0].params.tolist()
+
+    whole = column in ("client", "model")
+    wrong = kind in (object, complex) or (whole and kind in (np.float16, np.longdouble))
+    if kind is np.int8 and column == "client":
+        kind = np.int16
+    if wrong:
+        with pytest.raises(BadInput, match=f"the sampler's plan has a wrong '{column}'"):
+            play(kind)
+    else:
+        assert play(kind) == play(None)

@@ -50,7 +50,8 @@ def make(rounds: int = ROUNDS) -> Experiment:
 
 
 def forged(data: bytes, chance: random.Random) -> bytes:
-    """JSON with one value changed into another; other files as they are."""
+    """JSON, or a line of JSON, with one value changed into another; other files are damaged."""
+    data = data or b"{}"
     try:
         value = json.loads(data)
     except ValueError:

@@ -254,6 +254,14 @@ def checked(plan: Plan, shares: Array) -> Plan:
     for name in ("probability", "weight"):
         if getattr(plan, name).dtype.kind not in "iuf":
             raise BadInput(f"the sampler's plan has a wrong '{name}': give an array of floats")
+    # the numbers that everything else computes with: 8 bits, or 128, would not do
+    columns = {
+        name: getattr(plan, name).astype(np.int64, copy=False) for name in ("client", "model")
+    }
+    for name in ("probability", "weight"):
+        with np.errstate(over="ignore"):
+            columns[name] = getattr(plan, name).astype(np.float64, copy=False)
+    plan = replace(plan, **columns)
     owns = shares[plan.model, plan.client] > 0
     if not owns.all():
         row = int(np.argmin(owns))
