@@ -145,7 +145,7 @@ class State:
 
 
 def units_of(task: Task) -> Units:
-    """The droppable units of a task's network, found on an example of zeros where there is no data."""
+    """The droppable units of a task's network; where there is no data, found on zeros."""
     if isinstance(task.data, Roster):
         example = torch.zeros(2, *task.roster.shape)
     else:

@@ -168,8 +168,8 @@ class Model:
 class SubModel:
     """A part of a model that some clients hold in a round.
 
-    `cut` has the units that it keeps. `share` is the share of the model's data whose clients hold this
-    part in this round, drawn or not.
+    `cut` has the units that it keeps. `share` is the share of the model's data whose clients hold
+    this part in this round, drawn or not.
     """
 
     model: int

@@ -217,7 +217,7 @@ def check_together(experiment: Experiment) -> None:
         )
     if experiment.units and isinstance(sampler, Watching):
         raise BadInput(
-            f"the sampler {other} compares whole updates: use another sampler, or leave capacity out"
+            f"the sampler {other} compares whole updates: use another one, or leave capacity out"
         )
     sgd = all(task.optimizer == "sgd" and not task.momentum for task in experiment.tasks)
     if isinstance(estimator, Correcting) and not sgd:

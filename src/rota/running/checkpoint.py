@@ -127,7 +127,7 @@ def _named(state: State) -> dict[str, Tensor | Array]:
 
 
 def _arrays(state: State) -> list[str]:
-    """The names of what is a numpy array rather than a tensor, sorted: a loaded state has another order."""
+    """The names of numpy arrays, sorted: a loaded state has another order."""
     return sorted(name for name, value in _named(state).items() if not isinstance(value, Tensor))
 
 

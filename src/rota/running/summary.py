@@ -56,8 +56,8 @@ def refuse_fewer(experiment: Experiment, records: list[Record]) -> None:
     least = played + (played > 0 and not tested(records[-1]))
     if played >= experiment.rounds < least:
         raise BadInput(
-            f"rounds is {experiment.rounds}, but the run has already played {played}: set rounds to "
-            f"at least {least}"
+            f"rounds is {experiment.rounds}, but the run has already played {played}: set rounds "
+            f"to at least {least}"
         )
 
 

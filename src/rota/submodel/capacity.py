@@ -1,7 +1,7 @@
 """How much of a model each client can take: the width of its part, from 0 (exclusive) to 1.
 
-A width is a fraction of the units of every droppable layer, so the number of parameters falls roughly
-with its square.
+A width is a fraction of the units of every droppable layer, so the number of parameters falls
+roughly with its square.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Capacity(Protocol):
         """The state before the first round."""
 
     def widths(self, state: State) -> Array | None:
-        """Each client's width in (0, 1]; 0 leaves a client out; None: all clients take whole models."""
+        """Each client's width in (0, 1]; 0 leaves it out. None: all clients take whole models."""
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         """The state after the round."""
@@ -64,8 +64,8 @@ class Fixed(Whole):
         parts = np.array(self.parts or [1.0] * len(self.sizes))
         if len(parts) != len(self.sizes) or not (parts >= 0).all() or not parts.sum() > 0:
             raise BadInput(
-                f"capacity.parts has {len(parts)} numbers for {len(self.sizes)} sizes: give one per "
-                "size, from 0 on, or none"
+                f"capacity.parts has {len(parts)} numbers for {len(self.sizes)} sizes: give one "
+                "per size, from 0 on, or none"
             )
         clients = shares.shape[1]
         ends = np.round(np.cumsum(parts) / parts.sum() * clients).astype(int)
@@ -81,18 +81,19 @@ class Fixed(Whole):
 class Stragglers:
     """FLuID's stragglers: the slowest clients get parts that make them as fast as the others (S3).
 
-    The server keeps an estimate of each client's time for the whole model, averaged with weight `pace`
-    for the newest. What a row took at width r counts as seconds / r^k for the whole model. FLuID has
-    k = 1; here k is learned for each client from its first rows at widths below 1, because transfer and
-    layers that keep all their units do not shrink, and layers between two others shrink twice.
+    The server keeps an estimate of each client's time for the whole model, averaged with weight
+    `pace` for the newest. What a row took at width r counts as seconds / r^k for the whole model.
+    FLuID has k = 1; here k is learned for each client from its first rows at widths below 1,
+    because transfer and layers that keep all their units do not shrink, and layers between two
+    others shrink twice.
 
     Every `every` rounds, once
-    clients have taken part in `warmup` rounds, the slowest `share` of the clients that are known become
-    stragglers, if they are slower than the target by more than `margin`. A straggler stops being one
-    when its time for the whole model is within `margin` / 4 of the target, so noise does not make it
-    flip. The target is the time of the slowest client that is no straggler, or the `quantile` of all
-    known times, or `seconds`. A straggler's width is the one of `sizes` that is nearest to
-    (target / time)^(1/k), or exactly that where `sizes` is empty.
+    clients have taken part in `warmup` rounds, the slowest `share` of the clients that are known
+    become stragglers, if they are slower than the target by more than `margin`. A straggler stops
+    being one when its time for the whole model is within `margin` / 4 of the target, so noise does
+    not make it flip. The target is the time of the slowest client that is no straggler, or the
+    `quantile` of all known times, or `seconds`. A straggler's width is the one of `sizes` that is
+    nearest to (target / time)^(1/k), or exactly that where `sizes` is empty.
     """
 
     share: float = 0.2

@@ -58,7 +58,7 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Random(Ordered):
-    """Random federated dropout: uniformly random units of every layer, drawn anew in every round."""
+    """Random federated dropout: random units of every layer, drawn anew in every round."""
 
     def keep(self, state: State, wanted: Wanted, generator: np.random.Generator) -> list[Array]:
         kept = []
@@ -82,7 +82,8 @@ class Rolling(Ordered):
 class Importance(Ordered):
     """The units with the largest weights, by the sum of the magnitudes that each owns.
 
-    FIARSE keeps the largest parameters; here whole units are kept, so that the part is a smaller model.
+    FIARSE keeps the largest parameters; here whole units are kept, so that the part is a smaller
+    model.
     """
 
     def keep(self, state: State, wanted: Wanted, generator: np.random.Generator) -> list[Array]:

@@ -20,8 +20,8 @@ from rota.submodel.units import Units
 class Votes:
     """What the rows of a round that hold whole models say about each layer's units.
 
-    Per model and layer: `below` counts for each owned scalar the rows that changed it by at most the
-    threshold, and `change` is the largest relative change that any row made to each unit.
+    Per model and layer: `below` counts for each owned scalar the rows that changed it by at most
+    the threshold, and `change` is the largest relative change that any row made to each unit.
     """
 
     thresholds: dict[int, Array]
@@ -50,13 +50,13 @@ class Invariant:
     """Invariant dropout: parts drop the units whose weights change least on the other clients (S3).
 
     A scalar is invariant if at least `vote` of the rows with whole models changed it by at most
-    threshold |w|. A unit is invariant if all scalars that it owns are. Each layer has its own threshold:
-    the smallest change of a unit (its largest |update| / |w|) over the first `warmup` rounds, averaged,
-    unless `threshold` is given. While a layer has fewer invariant units than it must drop, its
-    threshold grows by `growth` of its first value per round.
+    threshold |w|. A unit is invariant if all scalars that it owns are. Each layer has its own
+    threshold: the smallest change of a unit (its largest |update| / |w|) over the first `warmup`
+    rounds, averaged, unless `threshold` is given. While a layer has fewer invariant units than it
+    must drop, its threshold grows by `growth` of its first value per round.
 
-    A part drops first the units that it dropped in the round before and that are still invariant, then
-    other invariant units at random, then any others at random.
+    A part drops first the units that it dropped in the round before and that are still invariant,
+    then other invariant units at random, then any others at random.
     """
 
     vote: float = 0.75

@@ -40,7 +40,7 @@ def hold(
     seed: int,
     now: int,
 ) -> Held | None:
-    """The parts of a round: one per model and width below 1. None: everybody trains whole models."""
+    """A round's parts: one per model and width below 1. None: everybody trains whole models."""
     widths = policies["capacity"].widths(states["capacity"])
     if widths is None:
         return None
