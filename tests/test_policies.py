@@ -171,7 +171,9 @@ def test_failed_rows_and_probes_are_not_watched() -> None:
     assert asked.state.policies["ledger"]["calls"].tolist() == [2, drawn, 2]
 
 
-@pytest.mark.parametrize("wanted", [set(), {"norm"}, {"seconds", "loss"}, None], ids=str)
+@pytest.mark.parametrize(
+    "wanted", [set(), {"norm"}, {"seconds", "loss"}, None], ids=["nothing", "norm", "both", "all"]
+)
 def test_it_sees_what_it_declares(wanted: set[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a declaration it sees everything; what others see does not depend on it."""
     seen: list[Seen] = []
