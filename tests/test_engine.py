@@ -19,10 +19,12 @@ from torch import nn
 import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
-from rota.engine import ENGINES, Batched, Engine, batched, local, make, native, stack
+from rota.engine import ENGINES, Batched, Engine, backends, local, make, native, stack
+from rota.engine.backends.graphs import in_parts
 from rota.engine.flops import step_flops
+from rota.engine.group import Group, Result
 from rota.engine.rules import Unbatchable
-from rota.engine.schedule import Schedule, examples_of, grid, local_steps, widths
+from rota.engine.schedule import batches, examples_of, grid, local_steps, widths
 from rota.engine.stack import Steps, active, same_gradient
 from rota.experiment import Experiment
 from rota.models import MODELS
@@ -251,7 +253,7 @@ def test_batches_cover_every_epoch_once(
     examples: int, batch: int | None, epochs: int, steps: int | None
 ) -> None:
     task = replace(Task(linear, federation([3])), batch=batch, epochs=epochs, steps=steps)
-    found = local.batches(task, examples, torch.tensor(7))
+    found = batches(task, examples, torch.tensor(7))
     per_epoch = 1 if batch is None else -(-examples // batch)
     for first in range(0, len(found) - per_epoch + 1, per_epoch):
         assert sorted(torch.cat(found[first : first + per_epoch]).tolist()) == [*range(examples)]
@@ -264,7 +266,7 @@ def test_single_examples_are_left_out_for_batchnorm(
     examples: int, batch: int, steps: int | None
 ) -> None:
     task = replace(Task(linear, federation([3])), batch=batch, epochs=2, steps=steps)
-    found = local.batches(task, examples, torch.tensor(7), least=2)
+    found = batches(task, examples, torch.tensor(7), least=2)
     assert all(len(piece) >= 2 for piece in found)
     if batch == 1 or examples == 1:
         assert found == []
@@ -469,7 +471,7 @@ def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: st
     models = plain.initial()
     expected = collect(plain, models, pairs([0, 1, 2, 3]))
     for most in (1, 4):
-        fast._most = lambda *_, most=most: most  # type: ignore[method-assign]
+        fast.families[0].backend.most = lambda _, most=most: most  # type: ignore[method-assign]
         for row, (update, buffers, _) in collect(fast, models, pairs([0, 1, 2, 3])).items():
             torch.testing.assert_close(update, expected[row][0], rtol=1e-7, atol=1e-10)
             torch.testing.assert_close(buffers, expected[row][1], rtol=1e-7, atol=1e-10)
@@ -517,7 +519,8 @@ def test_random_networks_plans_and_work(data: st.DataObject) -> None:
     task = Task(build, fed, lr=0.05, **work)
     plain, fast = (make(engine, Experiment([task]), "cpu") for engine in ("sequential", "batched"))
     most = data.draw(st.sampled_from([1, 2, 6]))
-    fast._most = lambda *_: most  # type: ignore[attr-defined]
+    assert isinstance(fast, Batched)
+    fast.families[0].backend.most = lambda _: most  # type: ignore[method-assign]
     shift = (
         torch.randn(len(clients), plain.initial()[0].params.numel(), dtype=torch.float64)
         if data.draw(st.booleans())
@@ -581,7 +584,7 @@ def test_models_of_different_data_share_stacks_where_that_is_faster(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROTA_NATIVE", library)
-    monkeypatch.setattr(batched, "joins", lambda _: True)
+    monkeypatch.setattr(backends, "joins", lambda _: True)
     one_data, other_data = federation(SIZES), federation([5, 40, 3, 8, 21])
     tasks = [
         Task(linear, data, lr=lr, name=str(lr))
@@ -679,31 +682,43 @@ def test_the_grid_holds_and_wastes_little(n: int) -> None:
     assert n <= grid(n) <= n * 1.125
 
 
-def test_a_stack_without_memory_is_halved(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: str
-) -> None:
-    if kernels == "native":
-        pytest.skip("the C library has no stacks")
-    task = Task(linear, federation([9, 23, 16, 40, 5]), batch=7)
-    plain, fast = (make(engine, Experiment([task]), "cpu") for engine in ("sequential", "batched"))
-    assert isinstance(fast, Batched)
-    run, tried = fast._run, []
+def test_a_group_without_memory_is_trained_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+    tried: list[list[int]] = []
+    sizes: list[tuple[int, int]] = []
 
-    def small(f: int, width: int, todo: Schedule, *rest: object) -> object:
-        rows = todo.index.shape[1]
-        tried.append(rows)
-        if rows > 2:
-            raise torch.cuda.OutOfMemoryError("full")
-        return run(f, width, todo, *rest)  # type: ignore[arg-type]
+    def train(group: Group) -> Result:
+        tried.append(group.row.tolist())
+        if len(group) > 2:
+            raise torch.OutOfMemoryError("full")
+        update = group.start.params[group.line]
+        steps = group.steps
+        return Result(group.row, update, update[:, :0], steps, steps, steps, [""] * len(group))
 
-    monkeypatch.setattr(fast, "_run", small)
-    one, two = (
-        collect(engine, plain.initial(), pairs([3, 1, 0, 2, 4])) for engine in (plain, fast)
+    ones, n = np.ones(5, np.int64), 5
+    group = Group(
+        width=7,
+        key=3,
+        start=Weights(torch.arange(10.0).view(5, 2), torch.zeros(5, 0)),
+        row=np.array([4, 2, 8, 6, 1]),
+        client=np.arange(n),
+        task=ones,
+        first=ones,
+        examples=ones,
+        batch=ones,
+        per_epoch=ones,
+        steps=ones,
+        processed=ones,
+        rate=np.ones(n),
+        line=np.arange(n)[::-1].copy(),
+        anchor=None,
+        shift=torch.zeros(5, 2),
     )
-    for row in one:
-        torch.testing.assert_close(two[row][0], one[row][0], rtol=1e-4, atol=1e-6)
-    assert max(tried) > 2
-    assert "going on with 2 at a time" in caplog.text
-    tried.clear()
-    collect(fast, plain.initial(), pairs([3, 1, 0, 2, 4]))
-    assert max(tried) <= 2, "the next round begins with what fits"
+    results = in_parts(group, train, lambda width, rows: sizes.append((width, rows)))
+    assert tried == [[4, 2, 8, 6, 1], [4, 2, 8], [4, 2], [8], [6, 1]]
+    assert sizes == [(7, 3), (7, 2)]
+    assert [row for result in results for row in result.row] == [4, 2, 8, 6, 1]
+    found = torch.cat([result.update for result in results])
+    assert torch.equal(found, group.start.params.flip(0))
+    assert "no memory for 5 rows together: going on with 3 at a time" in caplog.text
+    with pytest.raises(torch.OutOfMemoryError):
+        in_parts(group.of(np.array([0])), lambda _: train(group), lambda *_: None)

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from rota import rng, weights
 from rota.data.federation import Federation, Part
-from rota.engine import Batched, Engine, local, make
+from rota.engine import Batched, Engine, make
+from rota.engine.backends import Library
 from rota.engine.native import ROW, build, structures
+from rota.engine.optimisers import fresh
 from rota.experiment import Experiment
 from rota.plan import Plan, Task, whole
 
@@ -66,7 +68,7 @@ def fast(task: Task, native: bool = True) -> Batched:
     """The batched engine, with the C library or without it."""
     made = engine("batched", task)
     assert isinstance(made, Batched)
-    assert (made.families[0].native is not None) == native
+    assert (isinstance(made.families[0].backend, Library)) == native
     return made
 
 
@@ -194,8 +196,9 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 @needs_compiler
 def test_results_reuse_only_memory_that_nobody_holds() -> None:
-    library = fast(Task(lambda: linear().double(), random((5,)), batch=3)).families[0].native
-    assert library is not None
+    backend = fast(Task(lambda: linear().double(), random((5,)), batch=3)).families[0].backend
+    assert isinstance(backend, Library)
+    library = backend.native
     held = library.room(4, 6)
     address, part = held.data_ptr(), held[1]
     assert library.room(2, 6).data_ptr() != address
@@ -253,8 +256,9 @@ def test_the_proximal_term_pulls_to_the_anchor(optimizer: str) -> None:
     work = {"batch": None, "epochs": 4, "prox": 0.7, "lr": 0.1, "optimizer": optimizer}
     task = Task(lambda: linear().double(), random((5,)), **work)  # type: ignore[arg-type]
     made = fast(task)
-    start, library = made.initial()[0].weights, made.families[0].native
-    assert library is not None
+    start, backend = made.initial()[0].weights, made.families[0].backend
+    assert isinstance(backend, Library)
+    library = backend.native
     anchors = torch.stack([start.params, torch.randn_like(start.params)])
     rows = np.zeros(2, ROW)
     given = {"examples": 7, "batch": 7, "per_epoch": 1, "steps": 4, "rate": 0.1}
@@ -267,7 +271,7 @@ def test_the_proximal_term_pulls_to_the_anchor(optimizer: str) -> None:
     for update, anchor in zip(found.update, anchors, strict=True):
         module = task.build()
         weights.load(module, start)
-        optimiser = local.optimiser(task, 1, module.parameters())
+        optimiser = fresh(task, 1, module.parameters())
         for _ in range(4):
             apart = nn.utils.parameters_to_vector(module.parameters()) - anchor
             optimiser.zero_grad()

@@ -341,9 +341,12 @@ def test_an_index_outside_of_a_table_costs_its_own_client_the_row(
     caplog.clear()
     fast, found, plain = both(Task(module, spoilt_data, lr=0.1, batch=7))
     assert fast.families
-    assert fast.families[0].apart.tolist() == [False, False, True, False, False, False]
-    assert len(said(caplog)) == 1
-    assert found.pop(2)[1] == plain.pop(2)[1] != ""
+    if not fast.families[0].backend.checks:
+        assert fast.families[0].lone.tolist() == [False, False, True, False, False, False]
+        (sentence,) = said(caplog)
+        assert "1 of 6 clients hold a token or a label outside of the model's tables" in sentence
+    assert found.pop(2)[1]
+    assert plain.pop(2)[1]
     expected.pop(2)
     assert apart(found, expected) < 1e-4
     losses = fast.losses(everybody(fast))
@@ -370,7 +373,10 @@ def test_indices_that_the_model_computes_are_checked_too() -> None:
     data.train.x[first, 0] = 6
     data.train.x[first + 1, 1] = 1e6
     fast, found, expected = both(Task(built(Mixed), data, lr=0.1, batch=7))
-    assert fast.families[0].apart.tolist() == [False] * 4 + [True, False]
+    assert fast.families[0].lone.tolist() == [False] * 4 + [
+        not fast.families[0].backend.checks,
+        False,
+    ]
     assert apart(found, expected) < 1e-4
     assert [row for row, (_, reason, _) in found.items() if reason] == [4]
 

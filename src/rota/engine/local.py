@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import itertools
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -16,13 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rota import rng
-from rota.data.federation import Part
 from rota.errors import not_a_clients
-from rota.plan import Task
 
 DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders
-
-FILLED = 0.4  # the share of a GPU's free memory that the clients' data may take
 
 TOO_FEW = "a single example, and the model normalises over the batch"
 
@@ -35,35 +30,6 @@ def cores() -> int:
 def row_key(seed: int, now: int, client: int, task: int) -> int:
     """The key of all randomness inside one row: who trains what in which round."""
     return rng.key(seed, "train", now, client, task)
-
-
-def optimiser(task: Task, now: int, params: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """The local optimiser of one row, fresh."""
-    if task.optimizer == "adam":
-        return torch.optim.Adam(params, lr=task.lr_at(now), weight_decay=task.weight_decay)
-    return torch.optim.SGD(
-        params,
-        lr=task.lr_at(now),
-        momentum=task.momentum,
-        nesterov=task.nesterov,
-        weight_decay=task.weight_decay,
-    )
-
-
-def batches(task: Task, examples: int, key: Tensor, least: int = 1) -> list[Tensor]:
-    """The indices of each local step's mini-batch: every epoch a new order of the client's examples, cut into pieces of `batch`.
-
-    The last piece of an epoch may be smaller; one below `least` is left out, and a client that has only such gets no steps.
-    `key` is a scalar key tensor; its device is where the indices will be.
-    """
-    size = examples if task.batch is None else task.batch
-    out: list[Tensor] = []
-    for epoch in itertools.count() if task.steps is not None else range(task.epochs):
-        pieces = rng.permutation(rng.fold(key, epoch), examples).split(size)
-        out += [piece for piece in pieces if len(piece) >= least]
-        if not out or (task.steps is not None and len(out) >= task.steps):
-            break
-    return out if task.steps is None else out[: task.steps]
 
 
 @torch.library.custom_op("rota::uniform", mutates_args=())
@@ -165,16 +131,6 @@ def draws(module: nn.Module, x: Tensor) -> bool:
             if not_a_clients(error):
                 raise
         return not torch.equal(before, torch.default_generator.get_state())
-
-
-def on_device(part: Part, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A part's examples on the device; or where they are, if they would fill it: what a chunk needs is then sent as it comes up."""
-    if (
-        device.type == "cuda"
-        and part.x.nbytes + part.y.nbytes > FILLED * torch.cuda.mem_get_info(device)[0]
-    ):
-        return part.x, part.y
-    return part.x.to(device), part.y.to(device)
 
 
 def smallest_batch(module: nn.Module, x: Tensor) -> int:

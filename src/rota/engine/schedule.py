@@ -1,4 +1,11 @@
-"""Who trains on what in which step: the mini-batches of many rows at once, the same ones that `local.batches` gives each."""
+"""Which examples a client trains on in which step.
+
+Every pass over a client's examples has a new order, which its row's key and the number of the pass
+determine. It is cut into mini-batches of the task's batch size. The last one may be smaller; one
+below `least` is left out. `batches` says so for one client. For speed, `schedule` does it for many
+rows at once, and so do kernels/small.py on a GPU and native/rota.c; tests/test_local_work.py compares
+them all.
+"""
 
 from __future__ import annotations
 
@@ -11,134 +18,124 @@ from torch import Tensor
 
 from rota import rng
 from rota.arrays import Array
+from rota.engine.group import Group
 from rota.plan import Task
 
 WORDS = 1 << 26
-"""The most random words that are ordered at once on a GPU."""
+"""The most random words that are sorted at once on a GPU."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the rows of a chunk do, step by step: rows are ordered so that those with more steps come first.
+    """What the rows of a group do, step by step.
 
-    `index` [steps, rows, width] are places among the examples at hand, `weight` 1 / (examples in the batch) or 0 for padding, and
-    `steps` [rows] how many steps each row has.
+    `index` [steps, rows, width] are places among the family's examples. `weight`, of the same shape,
+    is 1 / (examples in the mini-batch), or 0 for padding. `key` is each row's key.
     """
 
     index: Tensor
     weight: Tensor
-    steps: Array
-    examples: Array
     key: Tensor
     last: Tensor | None = None
-    """`steps` where the indices are, if that is a GPU."""
+    """Each row's number of steps, if it is on a GPU already."""
 
 
-def schedule(
-    task: Task,
-    sizes: Array,
-    first: Array,
-    clients: Array,
-    tasks: Array,
-    now: int,
-    seed: int,
-    least: int,
-    width: int,
-    device: torch.device,
-) -> Schedule:
-    """The mini-batches of `local.batches` for many rows at once.
-
-    Rows are ordered by their number of steps, most first. Row r trains task tasks[r] on the sizes[r]
-    examples of clients[r], which begin at first[r] of those at hand.
-    """
-    size = sizes if task.batch is None else np.full(len(sizes), task.batch)
-    per_epoch = batches_per_epoch(task, sizes, least)
-    steps = local_steps(task, sizes, least)
-    epochs = int((-(-steps // np.maximum(per_epoch, 1))).max())
-    longest = int(sizes.max())
+def schedule(group: Group, device: torch.device) -> Schedule:
+    """The mini-batches of a group, as `batches` gives them to each of its clients."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        word = np.full(
-            len(clients), np.array(rng.key(seed, "train", now), np.uint64).view(np.int64)
-        )
-        columns = (
-            word,
-            clients,
-            tasks,
-            sizes,
-            first,
-            steps,
-            np.maximum(per_epoch, 1),
-            size,
-        )
-        return _on_gpu(
-            np.stack(columns), epochs, longest, width, examples_of(task, sizes, least), device
-        )
-    key = row_keys(seed, now, clients, tasks, device)
-    count, bound = torch.as_tensor(sizes, device=device), torch.as_tensor(size, device=device)
-    position = torch.arange(longest, device=device)
-    pieces = []
-    slots = int(per_epoch.max())
-    column = torch.arange(width, device=device)
-    place = (
-        torch.arange(slots, device=device)[:, None] * bound[:, None, None] + column
-    )  # [rows, slots, width]
+        return _on_gpu(group, device)
+    key = row_keys(group.key, group.client, group.task, device)
+    index, real = _places(group, key)
+    first = torch.as_tensor(group.first, device=device)
+    weight = real.double() / real.sum(-1, keepdim=True).clamp(min=1)
+    return Schedule(index + first[:, None], weight, key)
+
+
+def batches(task: Task, examples: int, key: Tensor, least: int = 1) -> list[Tensor]:
+    """One client's mini-batches: indices of its examples, step by step.
+
+    A client without any mini-batch of at least `least` examples has no steps. The row's `key` is a
+    scalar tensor on the device where the indices will be.
+    """
+    size = np.array([examples])
+    each = int(batch_sizes(task, size)[0])
+    steps = int(local_steps(task, size, least)[0])
+    found: list[Tensor] = []
+    epoch = 0
+    while len(found) < steps:
+        pieces = rng.permutation(rng.fold(key, epoch), examples).split(each)
+        found += [piece for piece in pieces if len(piece) >= least]
+        epoch += 1
+    return found[:steps]
+
+
+def _places(group: Group, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices into each row's own examples, and which of them are no padding.
+
+    Both are [steps, rows, width]; padding has index 0.
+    """
+    device, longest = key.device, int(group.examples.max())
+    per_epoch, steps = group.per_epoch, group.steps
+    count, bound = (torch.as_tensor(n, device=device) for n in (group.examples, group.batch))
+    slots = torch.arange(int(per_epoch.max()), device=device)
+    column, position = (torch.arange(n, device=device) for n in (group.width, longest))
+    place = slots[:, None] * bound[:, None, None] + column  # [rows, slots, width]
     real = (place < count[:, None, None]) & (column < bound[:, None, None])
-    for epoch in range(epochs):
-        # words beyond a row's own examples sort last, so that the first `size` places are local.batches' order
+    place = place.clamp(max=longest - 1).flatten(1)
+    passes = []
+    for epoch in range(_epochs(steps, per_epoch)):
+        # words beyond a row's own examples sort last, so they change no order
         words = rng.bits(rng.fold(key, epoch), longest)
-        order = torch.argsort(
-            torch.where(position < count[:, None], words, torch.iinfo(torch.int64).max),
-            dim=1,
-            stable=True,
-        )
-        picked = order.gather(1, place.clamp(max=longest - 1).flatten(1)).view(place.shape)
-        pieces.append(torch.where(real, picked, 0))
-    start = torch.as_tensor(first, device=device)
-    index, real = (
-        _join(pieces, per_epoch, steps, device),
-        _join([real] * epochs, per_epoch, steps, device),
-    )
-    number = real.sum(-1, keepdim=True)
-    examples = number.sum(dim=(0, 2)).cpu().numpy()
-    weight = real.double() / number.clamp(min=1)
-    return Schedule(index + start[:, None], weight, steps, examples, key)
-
-
-def row_keys(seed: int, now: int, clients: Array, tasks: Array, device: torch.device) -> Tensor:
-    """local.row_key, for all rows at once."""
-    key = rng.as_tensor([rng.key(seed, "train", now)], device)
-    for word in (clients, tasks):
-        key = rng.fold(key, torch.as_tensor(word, device=device))
-    return key
-
-
-def _on_gpu(
-    columns: Array, epochs: int, longest: int, width: int, examples: Array, device: torch.device
-) -> Schedule:
-    """The same in a few launches. `columns` are the round's key, client, model, examples, first, steps, steps an epoch, batch size."""
-    from rota.engine import kernels
-
-    steps, rows = columns[5], columns.shape[1]
-    table = torch.from_numpy(columns).to(device)
-    index = torch.empty(int(steps.max()), rows, width, dtype=torch.int64, device=device)
-    weight = torch.empty(index.shape, dtype=torch.float64, device=device)
-    key = torch.empty(0)
-    some = max(1, WORDS // (rows * longest))
-    for first in range(0, epochs, some):
-        key, words = kernels.words(table, first, min(some, epochs - first), longest)
-        kernels.indices(table, torch.sort(words, dim=2, stable=True).indices, first, index, weight)
-    return Schedule(index, weight, steps, examples, key, table[5])
-
-
-def _join(epochs: list[Tensor], per_epoch: Array, steps: Array, device: torch.device) -> Tensor:
-    """[rows, slots, width] of each epoch as [steps, rows, width]: step t of a row is batch t mod per_epoch of epoch t // per_epoch."""
-    stacked = torch.stack(epochs)  # [epochs, rows, slots, width]
+        words = torch.where(position < count[:, None], words, torch.iinfo(torch.int64).max)
+        order = torch.argsort(words, dim=1, stable=True)
+        passes.append(torch.where(real, order.gather(1, place).view(real.shape), 0))
     t = torch.arange(int(steps.max()), device=device)[:, None]
     per = torch.as_tensor(np.maximum(per_epoch, 1), device=device)
-    row = torch.arange(len(per_epoch), device=device)
-    out = stacked[(t // per).clamp(max=len(epochs) - 1), row, t % per]
-    done = t >= torch.as_tensor(steps, device=device)
-    return torch.where(done[..., None], torch.zeros((), dtype=out.dtype, device=device), out)
+    row = torch.arange(len(key), device=device)
+    number = (t // per).clamp(max=len(passes) - 1)
+    done = (t >= torch.as_tensor(steps, device=device))[..., None]
+    index = torch.stack(passes)[number, row, t % per].masked_fill(done, 0)
+    return index, real[row, t % per].masked_fill(done, False)
+
+
+def _epochs(steps: Array, per_epoch: Array) -> int:
+    """How many passes over its examples a row begins, at most."""
+    return int((-(-steps // np.maximum(per_epoch, 1))).max())
+
+
+def row_keys(key: int, clients: Array, tasks: Array, device: torch.device) -> Tensor:
+    """The keys of rows in a round whose local training has this key; see local.row_key."""
+    keys = rng.as_tensor([key], device)
+    for word in (clients, tasks):
+        keys = rng.fold(keys, torch.as_tensor(word, device=device))
+    return keys
+
+
+def _on_gpu(group: Group, device: torch.device) -> Schedule:
+    """The same in a few launches."""
+    from rota.engine import kernels
+
+    rows, longest = len(group), int(group.examples.max())
+    epochs = _epochs(group.steps, group.per_epoch)
+    key = np.full(rows, np.array(group.key, np.uint64).view(np.int64))
+    who = (key, group.client, group.task, group.examples, group.first)
+    what = (group.steps, np.maximum(group.per_epoch, 1), group.batch)
+    table = torch.from_numpy(np.stack([*who, *what])).to(device)
+    shape = (int(group.steps.max()), rows, group.width)
+    index = torch.empty(shape, dtype=torch.int64, device=device)
+    weight = torch.empty(shape, dtype=torch.float64, device=device)
+    keys = torch.empty(0)
+    some = max(1, WORDS // (rows * longest))
+    for first in range(0, epochs, some):
+        keys, words = kernels.words(table, first, min(some, epochs - first), longest)
+        order = torch.sort(words, dim=2, stable=True).indices
+        kernels.indices(table, order, first, index, weight)
+    return Schedule(index, weight, keys, table[5])
+
+
+def batch_sizes(task: Task, sizes: Array) -> Array:
+    """The most examples of each client in one mini-batch."""
+    return np.asarray(sizes) if task.batch is None else np.full(len(sizes), task.batch)
 
 
 def batches_per_epoch(task: Task, sizes: Array, least: int) -> Array:
@@ -151,7 +148,7 @@ def batches_per_epoch(task: Task, sizes: Array, least: int) -> Array:
 
 
 def local_steps(task: Task, sizes: Array, least: int) -> Array:
-    """How many local steps each client has."""
+    """How many local steps each client takes."""
     per_epoch = batches_per_epoch(task, sizes, least)
     if task.steps is None:
         return np.asarray(per_epoch * task.epochs)
@@ -159,17 +156,19 @@ def local_steps(task: Task, sizes: Array, least: int) -> Array:
 
 
 def examples_of(task: Task, sizes: Array, least: int) -> Array:
-    """How many examples each client works on in all its local steps, one that comes up twice counted twice."""
-    size = sizes if task.batch is None else np.full_like(sizes, task.batch)
-    per_epoch, steps = batches_per_epoch(task, sizes, least), local_steps(task, sizes, least)
-    whole, rest = np.divmod(steps, np.maximum(per_epoch, 1))
-    return np.asarray(whole * np.minimum(sizes, per_epoch * size) + np.minimum(sizes, rest * size))
+    """How many examples each client processes in all its steps, repetitions included."""
+    batch, per_epoch = batch_sizes(task, sizes), batches_per_epoch(task, sizes, least)
+    whole, rest = np.divmod(local_steps(task, sizes, least), np.maximum(per_epoch, 1))
+    return np.asarray(
+        whole * np.minimum(sizes, per_epoch * batch) + np.minimum(sizes, rest * batch)
+    )
 
 
 def grid(n: int, fine: int = 16) -> int:
-    """The sizes that stacks are made for: every whole number to `fine`, a power of two, then `fine` / 2 of them to the next one.
+    """The sizes that stacks are made for; the one that holds n.
 
-    With 16 at most an eighth is padding, with 8 a quarter.
+    These are all whole numbers up to `fine`, which is a power of two, and then `fine` / 2 of them up
+    to each next power of two. At most an eighth is padding with 16, and a quarter with 8.
     """
     if n <= fine:
         return n
@@ -178,16 +177,17 @@ def grid(n: int, fine: int = 16) -> int:
 
 
 def nearly(n: int) -> int:
-    """A little more than n: for cohorts of any size there are then few numbers of rows."""
+    """A little more than n, so that cohorts of any size have few numbers of rows."""
     step = max(2, 1 << max(0, n.bit_length() - 6))
     return -(-n // step) * step
 
 
 def widths(task: Task, sizes: Array, fine: int = 16, least: int = 1) -> Array:
-    """How wide each client's mini-batches are made in a stack: the batch size, or what holds all of a smaller client's examples.
+    """How wide each client's mini-batches are made in a group.
 
-    Widths come from a short list, because every width is a stack of its own: the grid where a step takes all examples, else the batch size
-    and its halves, none of them below `least`.
+    Every width is a group of its own, so they come from a short list. Where a step takes all examples
+    of a client, it is the grid. Elsewhere it is the batch size and its halves, down to `least`: the
+    smallest one that holds all examples of the client.
     """
     if task.batch is None:
         return np.array([grid(int(n), fine) for n in sizes])

@@ -16,9 +16,9 @@ from torch.func import functional_call
 from rota import weights
 from rota.arrays import Array
 from rota.data.federation import Federation
-from rota.engine import local
+from rota.engine.examples import on_device
 from rota.engine.functional import Forward, takes_statistics
-from rota.engine.local import cores
+from rota.engine.local import cores, draws
 from rota.engine.rules import without_loops
 from rota.plan import Model, Task
 from rota.weights import Weights
@@ -145,13 +145,13 @@ class Scorer:
                 return function(part)
 
         if s not in self.draws:
-            self.draws[s] = local.draws(self.modules[s], self.tasks[s].federation.train.x[:1])
+            self.draws[s] = draws(self.modules[s], self.tasks[s].federation.train.x[:1])
         threads = None if self.draws[s] else self.threads
         return list((threads.map if threads else map)(one, parts))
 
     def _test(self, data: Federation) -> tuple[Tensor, Tensor]:
         if id(data) not in self.held:
-            self.held[id(data)] = local.on_device(data.test, self.device)
+            self.held[id(data)] = on_device(data.test, self.device)
         return self.held[id(data)]
 
     def _plain(self, model: Model) -> Measure:

@@ -14,7 +14,10 @@ from rota import rng, weights
 from rota.arrays import Array
 from rota.engine import local
 from rota.engine.bounds import guarded
+from rota.engine.examples import Pair, upload
 from rota.engine.flops import module_flops, step_flops
+from rota.engine.optimisers import fresh
+from rota.engine.schedule import batches
 from rota.engine.score import Score, Scorer, forward
 from rota.errors import not_a_clients, what_and_where
 from rota.plan import Chunk, Job, Model, Seen, SubModel, Task
@@ -45,6 +48,7 @@ class Sequential:
         seed: int,
         device: torch.device,
         autocast: torch.dtype | None = None,
+        data: list[Pair] | None = None,
     ) -> None:
         self.tasks, self.profile, self.seed = tasks, profile, seed
         self.device, self.autocast = device, autocast
@@ -53,8 +57,7 @@ class Sequential:
         ]
         # copies, because the modules are worked with
         self.start = [Model(t, weights.read(module)) for t, module in enumerate(self.modules)]
-        held = {id(task.data): local.on_device(task.federation.train, device) for task in tasks}
-        self.data = [held[id(task.data)] for task in tasks]
+        self.data = data or upload(tasks, device)
         self.sound = [np.zeros(task.roster.clients, bool) for task in tasks]
         """Whose data are known to stay inside the model's tables; only used on a GPU."""
         self.dropout, self.least = [], []
@@ -142,11 +145,11 @@ class Sequential:
         for counter, beginning in net.counters:  # BatchNorm counts its batches anew in each row
             counter.copy_(beginning)
         module.train()
-        optimiser = local.optimiser(task, job.now, module.parameters())
+        optimiser = fresh(task, job.now, module.parameters())
         key = local.row_key(self.seed, job.now, client, model)
         stream = rng.as_tensor([key], self.device)[0]
         dropout = local.Dropout(stream)
-        steps = local.batches(task, len(y), stream, self.least[model])
+        steps = batches(task, len(y), stream, self.least[model])
         if not steps:
             return start, float("nan"), 0, 0, local.TOO_FEW
         total = torch.zeros((), device=self.device, dtype=torch.float64)

@@ -14,6 +14,8 @@ from torch import Tensor, fx, nn
 from rota import weights
 from rota.arrays import Array
 from rota.engine import local
+from rota.engine.group import Group
+from rota.engine.optimisers import descend, moments, plain
 from rota.engine.rules import Unbatchable
 from rota.engine.schedule import grid
 from rota.engine.trace import Layout, directly, fuse, resize, stack, trace
@@ -47,11 +49,7 @@ class Steps:
         self.dtype = next(module.parameters()).dtype
         self.places = torch.arange(min(len(x), SAMPLE), device=x.device)
         """Examples that steps are traced and tried on."""
-        self.plain = (
-            task.optimizer == "sgd"
-            and task.clip is None
-            and not (task.momentum or task.weight_decay or task.prox)
-        )
+        self.plain = plain(task)
         self.traced: dict[tuple[int, int], fx.GraphModule] = {}
         self.made: dict[tuple[int, int, bool], fx.GraphModule] = {}
         self.ends: list[int] = []  # the first two widths, from which others are made
@@ -167,27 +165,13 @@ class Stack:
         )  # how many steps each row has
         self.prepared: dict[int, tuple[Step, list[Tensor], list[Tensor]]] = {}
         if not fused:
-            task = steps.task
             self.anchor = torch.zeros_like(self.theta)
             self.gradient = aligned(rows, steps.params.numel, device, dtype)
             self.shift = torch.zeros_like(self.theta)
-            self.first = (
-                torch.zeros_like(self.theta) if task.momentum or task.optimizer == "adam" else None
-            )
-            self.second = torch.zeros_like(self.theta) if task.optimizer == "adam" else None
+            self.memory = [torch.zeros_like(self.theta) for _ in range(moments(steps.task))]
 
-    def load(
-        self,
-        theta: Tensor,
-        buffers: Tensor,
-        key: Tensor,
-        steps: Tensor,
-        rate: Tensor,
-        shift: Tensor | None,
-        anchor: Tensor | None = None,
-    ) -> None:
-        """Put rows in place; there may be fewer than the stack holds, and the rest then idle."""
-        n = len(theta)
+    def load(self, group: Group, key: Tensor, theta: Tensor, buffers: Tensor, rate: Tensor) -> None:
+        """Put a group's rows in place; if there are fewer than the stack holds, the rest idle."""
         self.last.zero_()
         self.loss.zero_()
         self.number.zero_()
@@ -196,23 +180,24 @@ class Stack:
             (self.buffers, buffers),
             (self.key, key),
             (self.rate, rate),
-            (self.last, steps),
+            (self.last, torch.as_tensor(group.steps, device=rate.device)),
         ):
-            mine[:n].copy_(given)
-        self.begin(n, shift, anchor)
+            mine[: len(group)].copy_(given)
+        self.begin(group)
 
-    def begin(self, n: int, shift: Tensor | None, anchor: Tensor | None) -> None:
-        """The state of local optimisers, once `n` rows are in place."""
-        if not self.fused:
-            self.anchor.copy_(self.theta)
-            if anchor is not None:
-                self.anchor[:n].copy_(anchor)
-            self.shift.zero_()
-            if shift is not None:
-                self.shift[:n].copy_(shift)
-            for moment in (self.first, self.second):
-                if moment is not None:
-                    moment.zero_()
+    def begin(self, group: Group) -> None:
+        """Set up the local optimisers of rows that are in place."""
+        if self.fused:
+            return
+        n = len(group)
+        self.anchor.copy_(self.theta)
+        if group.anchor is not None:
+            self.anchor[:n].copy_(group.anchor)
+        self.shift.zero_()
+        if group.shift is not None:
+            self.shift[:n].copy_(group.shift)
+        for moment in self.memory:
+            moment.zero_()
 
     def advance(self, rows: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
         """One local step of the first `rows` rows on mini-batches [rows, width, ...].
@@ -242,29 +227,28 @@ class Stack:
         return self.steps.get(rows, self.width, self.fused), front, back
 
     def _optimise(self, rows: int) -> None:
-        """The local optimisers, on all rows at once; as torch.optim does them. Rows that have finished stay as they are."""
-        task, theta, g = self.steps.task, self.theta[:rows], self.gradient[:rows]
-        if task.prox:
-            g = g + task.prox * (theta - self.anchor[:rows])
-        if task.clip is not None:
-            g = g * (task.clip / (torch.linalg.vector_norm(g, dim=1, keepdim=True) + 1e-6)).clamp(
-                max=1.0
-            )
-        g = g + self.shift[:rows]
-        if task.weight_decay:
-            g = g + task.weight_decay * theta
-        if task.optimizer == "adam" and self.first is not None and self.second is not None:
-            first, second = self.first[:rows], self.second[:rows]
-            first.lerp_(g, 0.1)
-            second.mul_(0.999).addcmul_(g, g, value=0.001)
-            t = (self.number[:rows, None] + 1).to(g.dtype)
-            g = (first / (1 - 0.9**t)) / ((second / (1 - 0.999**t)).sqrt() + 1e-8)
-        elif self.first is not None:
-            first = self.first[:rows]
-            first.mul_(task.momentum).add_(g)
-            g = g + task.momentum * first if task.nesterov else first
-        rate = torch.where(self.number[:rows] < self.last[:rows], self.rate[:rows], 0.0)
-        theta.sub_(rate[:, None] * g)
+        """Let the local optimisers take a step; rows that have finished stay as they are."""
+        going = self.number[:rows] < self.last[:rows]
+        descend(
+            self.steps.task,
+            self.theta[:rows],
+            self.gradient[:rows],
+            self.anchor[:rows],
+            self.shift[:rows],
+            [moment[:rows] for moment in self.memory],
+            self.number[:rows],
+            torch.where(going, self.rate[:rows], 0.0),
+        )
+
+
+def begin(group: Group, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Where rows begin, as parameters and buffers, and their learning rates."""
+    rate = torch.as_tensor(group.rate, device=device, dtype=dtype)
+    if len(group.start.params) == 1:
+        theta, buffers = (each.expand(len(group), -1) for each in group.start)
+        return theta, buffers, rate
+    line = torch.as_tensor(group.line, device=device)
+    return group.start.params[line], group.start.buffers[line], rate
 
 
 def aligned(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
