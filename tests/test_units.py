@@ -652,6 +652,93 @@ class FixedHeads(Attention):
         )
 
 
+class OneHead(Attention):
+    """A single head: its size is in the formula."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unsqueeze(1) for each in (self.q, self.k, self.v))
+        return self.out(F.scaled_dot_product_attention(q, k, v).squeeze(1))
+
+
+class Einsum(nn.Module):
+    """Attention by tensors with an axis for heads and one for their dimensions.
+
+    torch merges these axes in either order, so both are kept.
+    """
+
+    def __init__(self, width: int, heads: int, size: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (
+            nn.Parameter(torch.randn(heads, size, width) / 3) for _ in range(3)
+        )
+        self.out = nn.Parameter(torch.randn(heads, size, width) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("bte,hde->bhtd", x, each) for each in (self.q, self.k, self.v))
+        heard = torch.softmax(torch.einsum("bhtd,bhsd->bhts", q, k) / 2, -1)
+        return torch.einsum("bhts,bhsd,hde->bte", heard, v, self.out)
+
+
+class Centred(nn.Module):
+    """A mean over units would be another one over fewer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+class Grey(nn.Module):
+    """One channel as three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1].expand(-1, 3, -1, -1)
+
+
+class Parts(nn.Module):
+    """Parts of the channels that are not equal blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(3, 4, 1), nn.Conv2d(5, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.one(x[:, :3])) + torch.sigmoid(self.other(x[:, 3:])) * x[:, 4:5]
+
+
+class Products(nn.Module):
+    """All products of two layers' units: those of the inner one are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = nn.Linear(5, 6), nn.Linear(5, 4), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mean(1)
+        return self.fc((self.one(x)[:, :, None] * self.two(x)[:, None]).flatten(1))
+
+
+class Output(nn.Module):
+    """One half of the units is an output, so neither half can shrink."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 6), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, hidden = self.one(x.mean(1)).chunk(2, 1)
+        return out + self.two(torch.relu(hidden))
+
+
+class Looked(nn.Module):
+    """The embedding's weights are a hidden layer, too: its units are the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fc = nn.Embedding(7, 6), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.relu(F.linear(self.embed(x).mean(1), self.embed.weight)))
+
+
 class Mean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
@@ -684,7 +771,6 @@ class Written(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)
-        out = torch.zeros_like(hidden)
         out = hidden.new_zeros(hidden.shape)
         for i in range(x.shape[1]):
             out[:, i] = torch.relu(hidden[:, i])
@@ -735,6 +821,40 @@ SINGLE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int], float]]
         X,
         {"0": 6, "1.q": 4, "1.v": 4, "1.out": 6},
         0,
+    ),
+    "one head": (lambda: sequence(OneHead(6, 1, 4)), X, {"0": 6, "1.out": 6}, 1),
+    "einsum": (lambda: sequence(Einsum(6, 3, 4)), X, {"0": 6, "1": 6}, 0),
+    "products": (Products, X, {"one": 6}, 1),
+    "centred": (
+        lambda: sequence(nn.Linear(6, 8), Centred(), nn.Linear(8, 6)),
+        X,
+        {"0": 6, "3": 6},
+        1,
+    ),
+    "grey": (
+        lambda: nn.Sequential(
+            Grey(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+        ),
+        IMAGE,
+        {"1": 4},
+        1,
+    ),
+    "parts": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Parts(), nn.Flatten(), nn.Linear(64, 3)),
+        IMAGE,
+        {"1.one": 4},
+        1,
+    ),
+    "output": (Output, X, {}, 1),
+    "looked up": (Looked, torch.arange(12).view(3, 4) % 7, {"embed": 6}, 0),
+    "groups, transposed": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 1), nn.ConvTranspose2d(6, 9, 2, groups=3), nn.Flatten(),
+            nn.Linear(225, 3),
+        ),
+        IMAGE,
+        {"0": 3},
+        1,
     ),
     "transformer": (
         lambda: sequence(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)),
@@ -898,6 +1018,8 @@ def test_inputs_and_outputs_are_kept() -> None:
     assert {(s.tensor, s.axis) for s in layer.slices} == {
         ("0.weight", 0), ("0.bias", 0), ("3.weight", 1)
     }  # fmt: skip
+    tied = nn.Sequential(Residual(nn.Linear(5, 5), nn.Identity()), nn.ReLU(), nn.Linear(5, 2))
+    assert find_units(tied, torch.ones(1, 5)).layers == ()
     assert find_units(nn.Linear(3, 2), torch.ones(1, 3)).layers == ()
     cut = keep(find_units(nn.Linear(3, 2), torch.ones(1, 3)), [])
     assert cut.places.tolist() == list(range(8))

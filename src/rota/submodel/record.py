@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -86,13 +85,12 @@ class Stopped(BadInput):
 
 
 def record(module: nn.Module, x: Tensor, train: bool, whole: Collection[str] = ()) -> Recording:
-    """Run a module and record its operators; the module's tensors do not change.
+    """Run a module and record its operators. Training may change its running statistics.
 
     `whole` names modules whose units are never dropped.
     """
     module.train(train)
-    given = {name: each.detach() for name, each in module.named_parameters()}
-    given |= {name: each.clone() for name, each in module.named_buffers()}
+    own = dict[str, Tensor](module.named_parameters()) | dict(module.named_buffers())
     running = _Running(module, whole)
     recorder = _Recorder(running)
     try:
@@ -103,10 +101,10 @@ def record(module: nn.Module, x: Tensor, train: bool, whole: Collection[str] = (
             torch.random.fork_rng(devices=[]),
             recorder,
         ):
-            outputs = functional_call(module, given, (x,))
+            outputs = module(x)
     except Exception as error:
         raise Stopped(running.part, error) from error
-    return Recording(recorder.ops, given, tensors(outputs))
+    return Recording(recorder.ops, own, tensors(outputs))
 
 
 def tensors(values: Any) -> list[Tensor]:

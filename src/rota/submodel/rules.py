@@ -296,8 +296,8 @@ def _embedding(labels: Labels, weight: Axes, indices: Axes, *_: Any) -> list[Res
 
 
 def _attention(labels: Labels, query: Axes, key: Axes, value: Axes, *_: Any) -> list[Result]:
-    """softmax(q k' / sqrt(size)) v: the size of a query is in the formula, so it is kept."""
-    labels.keep(query[3], key[3])
+    """softmax(q k' / sqrt(size)) v: the size is in the formula, so it is kept."""
+    labels.keep(query[3], key[3], value[3])
     heads = labels.tie(labels.tie(query[1], key[1]), value[1])
     labels.tie(key[2], value[2])
     rows = [query[0], heads, query[2]]

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 from rota.arrays import Array
 from rota.errors import BadInput, did_you_mean, first_line
 from rota.submodel.cut import build, keep
-from rota.submodel.record import Op, Recording, Stopped, record, storage, tensors
+from rota.submodel.record import Op, Recording, Stopped, record, storage
 from rota.submodel.rules import (
     KEPT,
     MOVES,
@@ -130,7 +130,6 @@ def _analyse(module: nn.Module, passes: dict[bool, Recording], split: Split) -> 
     buffers = {name: each.shape for name, each in floats}
     labels = Labels(split)
     own = {name: labels.fresh(shape) for name, shape in (params | buffers).items()}
-    used: set[str] = set()
     results: dict[int, list[Axes]] = {}
     for each in passes.values():
         known = {id(each.tensors[name]): axes for name, axes in own.items()}
@@ -141,8 +140,7 @@ def _analyse(module: nn.Module, passes: dict[bool, Recording], split: Split) -> 
                 return known.get(id(value), Axes(np.zeros(n, np.int64) for n in value.shape))
             return [axes_of(item) for item in value] if type(value) in (list, tuple) else value
 
-        ops = each.used()
-        for op in ops:
+        for op in each.used():
             try:
                 found = apply(labels, op, axes_of)
             except Unknown as error:
@@ -164,10 +162,6 @@ def _analyse(module: nn.Module, passes: dict[bool, Recording], split: Split) -> 
                 same[id(tensor)] = tensor
         for output in each.outputs:
             labels.keep(*axes_of(output))
-        seen = {id(t) for op in ops for t in tensors((op.args, op.kwargs))}
-        used |= {name for name in own if id(each.tensors[name]) in seen}
-    for name in own.keys() - used:
-        labels.keep(*own[name])
     _even_recurrences(module, labels, own)
     layers, even = _layers(labels, own)
     return _Found(Units(tuple(layers), params, buffers, even), labels, own, results)
