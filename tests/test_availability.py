@@ -1,4 +1,4 @@
-"""Who can be reached: the simulated process is what it says, and the estimate stays unbiased under it."""
+"""Availability: the simulated process is what it says, and estimates stay unbiased under it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def test_clients_are_reached_with_their_chances_and_weigh_the_inverse(
 
 
 def test_memory_makes_spells() -> None:
-    """A two-state chain: the correlation of neighbouring rounds is the memory, and spells are longer by 1 / (1 - memory)."""
+    """A two-state chain.
+
+    Neighbouring rounds correlate by the memory, and spells are longer by 1 / (1 - memory).
+    """
     for memory in (0.0, 0.8):
         up = watch(Availability(0.5, memory=memory), 2000, clients=40) > 0
         correlation = np.corrcoef(up[1:].ravel(), up[:-1].ravel())[0, 1]
@@ -77,7 +80,11 @@ def test_memory_makes_spells() -> None:
 
 
 def test_given_the_past_weights_are_unbiased_without_memory_alone() -> None:
-    """E[weight | reached in the round before] = (memory + (1 - memory) q) / q, and 1 - memory for the others: 1 and 1 for coins."""
+    """The weight depends on whether a client was reached in the round before.
+
+    E[weight | reached in the round before] = (memory + (1 - memory) q) / q, and 1 - memory for
+    the others. For coins both are 1.
+    """
     q = 0.4
     for memory in (0.0, 0.7):
         weight = watch(Availability(q, memory=memory), 200, clients=400)

@@ -47,16 +47,25 @@ MISTAKES = {
     "run": "missing argument 'RECIPE' (see rota run --help)",
     "run a b": "unexpected extra argument",
     "run fedavg-digits --enigne auto": "unknown option --enigne: did you mean '--engine'?",
-    "run fedavg-digits --rounds 5": "unknown option --rounds: it is a key of the recipe, so use --set rounds=5 (see rota run --help)",
-    "run fedavg-digits --lr=0.5": "unknown option --lr: it is a key of the recipe, so use --set task.lr=0.5",
+    "run fedavg-digits --rounds 5": (
+        "unknown option --rounds: it is a key of the recipe, so use --set rounds=5 (see rota run "
+        "--help)"
+    ),
+    "run fedavg-digits --lr=0.5": (
+        "unknown option --lr: it is a key of the recipe, so use --set task.lr=0.5"
+    ),
     "run fedavg-digits --sampler.budget 3": "use --set sampler.budget=3",
     "compare fedavg-digits --vary task.lr=1,2 --out x --epochs": "use --set task.epochs=VALUE",
     "report finished --rounds 5": "unknown option --rounds: did you mean '--out'?",
     "run fedavg-digits --out": "option '--out' requires an argument",
     "run fedavg-digits --engine seqential": "did you mean 'sequential'? (see rota run --help)",
-    "run fedavg-digits --device gpu": "invalid value for '--device': 'gpu' is not one of auto, cpu, cuda (see",
+    "run fedavg-digits --device gpu": (
+        "invalid value for '--device': 'gpu' is not one of auto, cpu, cuda (see"
+    ),
     "run mmfl-digits --set task.1.lr=-1": "task.1.lr is -1.0: it must be above 0",
-    "compare fedavg-digits --out x --vary seed=1,2 --seeds 2": "--vary seed=... and --seeds both set the seeds",
+    "compare fedavg-digits --out x --vary seed=1,2 --seeds 2": (
+        "--vary seed=... and --seeds both set the seeds"
+    ),
     "run fedavg-digits --resume": "--resume needs --out",
     "list modles": "unknown kind 'modles': did you mean 'models'?",
     "reproduce gdbound": "unknown reproduction 'gdbound': did you mean 'gd-bound'?",
@@ -71,111 +80,228 @@ MISTAKES = {
     "run empty.toml": "the recipe has no [[task]]: give at least one, with its data and model",
     "run notask.toml": "'task' is 5, but it takes a table of options",
     "run nodata.toml": "'task.data' is missing: name one of digits, ",
-    "run both.toml": "the recipe has 'sampler.fraction' and 'sampler.budget': leave one of them out",
+    "run both.toml": (
+        "the recipe has 'sampler.fraction' and 'sampler.budget': leave one of them out"
+    ),
     # keys
-    "run fedavg-digits --set rounds": "--set takes key=value, for example --set task.lr=0.05, but got 'rounds'",
+    "run fedavg-digits --set rounds": (
+        "--set takes key=value, for example --set task.lr=0.05, but got 'rounds'"
+    ),
     "run fedavg-digits --set =3": "--set takes key=value",
-    "run fedavg-digits --set task.5.lr=1": "there is no key 'task.5.lr': the recipe has 1 [[task]], numbered from 0",
-    "run fedavg-digits --set task.1=": "there is no key 'task.1': the recipe has 1 [[task]], numbered from 0",
+    "run fedavg-digits --set task.5.lr=1": (
+        "there is no key 'task.5.lr': the recipe has 1 [[task]], numbered from 0"
+    ),
+    "run fedavg-digits --set task.1=": (
+        "there is no key 'task.1': the recipe has 1 [[task]], numbered from 0"
+    ),
     "run mmfl-digits --set task.-1=": "there is no key 'task.-1' to remove: known: batch,",
     "run mmfl-digits --set targt=": "there is no key 'targt' to remove: did you mean 'target'?",
-    "run fedavg-digits --set task.0=": "the recipe has no [[task]]: give at least one, with its data and model",
+    "run fedavg-digits --set task.0=": (
+        "the recipe has no [[task]]: give at least one, with its data and model"
+    ),
     "run mmfl-digits --set task.1=3": "'task.1' is 3, but it takes a table of options",
     "run fedavg-digits --set task.².lr=3": "unknown key 'task.²'",
-    "run fedavg-digits --set rounds.x=1": "there is no key 'rounds.x': 'rounds' is 100, not a table",
+    "run fedavg-digits --set rounds.x=1": (
+        "there is no key 'rounds.x': 'rounds' is 100, not a table"
+    ),
     "run fedavg-digits --set rounds.x.y=1": "there is no key 'rounds.x.y'",
     "run fedavg-digits --set sampelr=full": "unknown key 'sampelr': did you mean 'sampler'?",
-    "run fedavg-digits --set task.learning_rate=1": "unknown key 'task.learning_rate': known: batch, clip, data, ",
+    "run fedavg-digits --set task.learning_rate=1": (
+        "unknown key 'task.learning_rate': known: batch, clip, data, "
+    ),
     "run fedavg-digits --set task.bach=1": "unknown key 'task.bach': did you mean 'batch'?",
-    "run fedavg-digits --set sampler.bugdet=1": "unknown key 'sampler.bugdet': did you mean 'budget'?",
-    "run fedavg-digits --set estimator.lr=1": "unknown key 'estimator.lr': estimator has no options",
-    "run fedavg-digits --set devices.gflop=1": "unknown key 'devices.gflop': did you mean 'gflops'?",
+    "run fedavg-digits --set sampler.bugdet=1": (
+        "unknown key 'sampler.bugdet': did you mean 'budget'?"
+    ),
+    "run fedavg-digits --set estimator.lr=1": (
+        "unknown key 'estimator.lr': estimator has no options"
+    ),
+    "run fedavg-digits --set devices.gflop=1": (
+        "unknown key 'devices.gflop': did you mean 'gflops'?"
+    ),
     "run fedavg-digits --set sampler=unifrom": "unknown sampler 'unifrom': did you mean 'uniform'?",
     "run fedavg-digits --set sampler=gvr": "unknown sampler 'gvr': did you mean 'mmfl-gvr'?",
-    "run fedavg-digits --set estimator=fedavgg": "unknown estimator 'fedavgg': did you mean 'fedavg'?",
+    "run fedavg-digits --set estimator=fedavgg": (
+        "unknown estimator 'fedavgg': did you mean 'fedavg'?"
+    ),
     "run fedavg-digits --set task.model=two_n": "unknown model 'two_n': did you mean 'two_nn'?",
     "run fedavg-digits --set task.data=minst": "unknown data 'minst': did you mean 'mnist'?",
-    "run fedavg-digits --set task.partition=shard": "unknown partition 'shard': did you mean 'shards'?",
-    "run fedavg-digits --set task.data.splt=2": "unknown key 'task.data.splt': did you mean 'split'?",
-    "run fedavg-digits --set task.data.x=2": "unknown key 'task.data.x': known: matched_test, seed, split",
-    "run fedavg-digits --set sampler.fracton=0.1": "unknown key 'sampler.fracton': did you mean 'fraction'?",
-    "run heart-hospitals --set sampler.fraction=0.5": "unknown key 'sampler.fraction': sampler has no options",
+    "run fedavg-digits --set task.partition=shard": (
+        "unknown partition 'shard': did you mean 'shards'?"
+    ),
+    "run fedavg-digits --set task.data.splt=2": (
+        "unknown key 'task.data.splt': did you mean 'split'?"
+    ),
+    "run fedavg-digits --set task.data.x=2": (
+        "unknown key 'task.data.x': known: matched_test, seed, split"
+    ),
+    "run fedavg-digits --set sampler.fracton=0.1": (
+        "unknown key 'sampler.fracton': did you mean 'fraction'?"
+    ),
+    "run heart-hospitals --set sampler.fraction=0.5": (
+        "unknown key 'sampler.fraction': sampler has no options"
+    ),
     # types
     "run fedavg-digits --set rounds=many": "'rounds' is 'many', but it takes a whole number",
     "run fedavg-digits --set rounds=1.5": "'rounds' is 1.5, but it takes a whole number",
     "run fedavg-digits --set seed=true": "'seed' is true, but it takes a whole number",
     "run fedavg-digits --set task.lr=nan": "'task.lr' is nan, but it takes a number",
-    "run fedavg-digits --set task.batch=half": "'task.batch' is 'half', but it takes a whole number or 'all'",
-    "run fedavg-digits --set sampler=5": "'sampler' is 5, but it takes a name, or a table with a name and options; known: uniform, full",
+    "run fedavg-digits --set task.batch=half": (
+        "'task.batch' is 'half', but it takes a whole number or 'all'"
+    ),
+    "run fedavg-digits --set sampler=5": (
+        "'sampler' is 5, but it takes a name, or a table with a name and options; known: "
+        "uniform, full"
+    ),
     "run fedavg-digits --set devices=5": "'devices' is 5, but it takes a table of options",
-    "run fedavg-digits --set sampler.procedure=fxed": "'sampler.procedure' is 'fxed', but it takes one of 'fixed', 'independent'",
-    "run fedavg-digits --set task.data.matched_test=1": "'task.data.matched_test' is 1, but it takes true or false",
-    "run fedavg-digits --set task.data.split=a": "'task.data.split' is 'a', but it takes a whole number",
-    "run fedavg-digits --set task.data=folder": "'task.data.path' is missing: it takes a string or a path",
+    "run fedavg-digits --set sampler.procedure=fxed": (
+        "'sampler.procedure' is 'fxed', but it takes one of 'fixed', 'independent'"
+    ),
+    "run fedavg-digits --set task.data.matched_test=1": (
+        "'task.data.matched_test' is 1, but it takes true or false"
+    ),
+    "run fedavg-digits --set task.data.split=a": (
+        "'task.data.split' is 'a', but it takes a whole number"
+    ),
+    "run fedavg-digits --set task.data=folder": (
+        "'task.data.path' is missing: it takes a string or a path"
+    ),
     # numbers
     "run fedavg-digits --set rounds=0": "rounds is 0: it must be at least 1",
     "run fedavg-digits --set evaluate=0": "evaluate is 0: it must be at least 1",
-    "run fedavg-digits --set target=97": "target is 97: it must be an accuracy above 0 and at most 1 (97 % is 0.97)",
+    "run fedavg-digits --set target=97": (
+        "target is 97: it must be an accuracy above 0 and at most 1 (97 % is 0.97)"
+    ),
     "run fedavg-digits --set task.lr=0": "task.lr is 0.0: it must be above 0",
     "run fedavg-digits --set task.batch=0": "task.batch is 0: it must be at least 1",
     "run fedavg-digits --set task.prox=-1": "task.prox is -1.0: it must be at least 0",
-    "run fedavg-digits --set task.nesterov=true": "task.nesterov is true, but momentum is 0: set momentum, for example to 0.9",
+    "run fedavg-digits --set task.nesterov=true": (
+        "task.nesterov is true, but momentum is 0: set momentum, for example to 0.9"
+    ),
     "run fedavg-digits --set task.clip=0": "task.clip is 0.0: it must be above 0",
-    "run fedavg-digits --set task.optimizer=admm": "'task.optimizer' is 'admm', but it takes one of 'sgd', 'adam'",
-    "run fedavg-digits --set sampler.fraction=1.5": "'sampler.fraction' is 1.5, but it takes a share of the clients from 0 (one client)",
-    "run fedavg-digits --set sampler.budget=21": "sampler.budget is 21 clients per round, but there are 20: give a number from 1 to 20",
+    "run fedavg-digits --set task.optimizer=admm": (
+        "'task.optimizer' is 'admm', but it takes one of 'sgd', 'adam'"
+    ),
+    "run fedavg-digits --set sampler.fraction=1.5": (
+        "'sampler.fraction' is 1.5, but it takes a share of the clients from 0 (one client)"
+    ),
+    "run fedavg-digits --set sampler.budget=21": (
+        "sampler.budget is 21 clients per round, but there are 20: give a number from 1 to 20"
+    ),
     "run fedavg-digits --set sampler.budget=0": "sampler.budget is 0 clients per round",
     "run fedavg-digits --set devices.gflops=0": "devices.gflops is 0.0: it must be above 0",
     "run fedavg-digits --set server.lr=-1": "server.lr is -1.0: it must be above 0",
-    "run fedavg-digits --set server.momentum=-1": "server.momentum is -1.0: it must be at least 0 and below 1",
-    "run fedavg-digits --set server=yogi --set server.beta2=1": "server.beta2 is 1.0: it must be at least 0 and below 1",
-    "run fedavg-digits --set task.momentum=1": "task.momentum is 1.0: it must be at least 0 and below 1",
-    "run fedavg-digits --set task.partition.clients=0": "clients is 0, but it must be a whole number from 1 on",
+    "run fedavg-digits --set server.momentum=-1": (
+        "server.momentum is -1.0: it must be at least 0 and below 1"
+    ),
+    "run fedavg-digits --set server=yogi --set server.beta2=1": (
+        "server.beta2 is 1.0: it must be at least 0 and below 1"
+    ),
+    "run fedavg-digits --set task.momentum=1": (
+        "task.momentum is 1.0: it must be at least 0 and below 1"
+    ),
+    "run fedavg-digits --set task.partition.clients=0": (
+        "clients is 0, but it must be a whole number from 1 on"
+    ),
     "run fedavg-digits --set task.partition.clients=5000": "lower clients",
     "run fedprox-synthetic --set task.data.clients=1000000000000": "GB of memory: lower clients",
-    "run fedprox-synthetic --set task.data.alpha=1e300": "a standard deviation: give a number from 0",
-    "run fedavg-digits --set task.partition=high-low --set task.partition.labels=0": "labels is 0, but it must be above 0",
+    "run fedprox-synthetic --set task.data.alpha=1e300": (
+        "a standard deviation: give a number from 0"
+    ),
+    "run fedavg-digits --set task.partition=high-low --set task.partition.labels=0": (
+        "labels is 0, but it must be above 0"
+    ),
     # parts that do not go together
     "run fedavg-digits --set task.model=kvib_cnn": "kvib_cnn takes images from ",
     "run fedavg-digits --set task.model=lstm_shakespeare": "model",
-    "run fedavg-digits --set task.partition=natural": "these data have no natural clients; use iid, shards or dirichlet",
-    "run fedavg-digits --set task.data=synthetic": "'task.partition' is given, but the data 'synthetic' come with their own clients",
-    "run fedavg-digits --set task.data=folder --set task.partition= --set task.data.path=nowhere": "nowhere is not a folder",
+    "run fedavg-digits --set task.partition=natural": (
+        "these data have no natural clients; use iid, shards or dirichlet"
+    ),
+    "run fedavg-digits --set task.data=synthetic": (
+        "'task.partition' is given, but the data 'synthetic' come with their own clients"
+    ),
+    "run fedavg-digits --set task.data=folder --set task.partition= --set task.data.path=nowhere": (
+        "nowhere is not a folder"
+    ),
     # several tasks: which one
-    "run mmfl-digits --set task.1.model=two_n": "rota: task.1.model: unknown model 'two_n': did you mean 'two_nn'?",
+    "run mmfl-digits --set task.1.model=two_n": (
+        "rota: task.1.model: unknown model 'two_n': did you mean 'two_nn'?"
+    ),
     "run two.toml": "rota: task.1.data: unknown data 'digit': did you mean 'digits'?",
-    "run mmfl-digits --set task.1.model=leaf_lstm": "rota: task 'small': leaf_lstm takes sequences of characters",
-    "run mmfl-digits --set task.1.partition.missing=1": "rota: task.1: high-low: missing = 1.0 left all 30 clients without data",
-    "run mmfl-digits --set task.1.partition.clients=20": "rota: task 'linear' has 30 clients, 'small' 20, 'wide' 30: all tasks of",
+    "run mmfl-digits --set task.1.model=leaf_lstm": (
+        "rota: task 'small': leaf_lstm takes sequences of characters"
+    ),
+    "run mmfl-digits --set task.1.partition.missing=1": (
+        "rota: task.1: high-low: missing = 1.0 left all 30 clients without data"
+    ),
+    "run mmfl-digits --set task.1.partition.clients=20": (
+        "rota: task 'linear' has 30 clients, 'small' 20, 'wide' 30: all tasks of"
+    ),
     # comparisons
     "compare fedavg-digits --out x": "missing option '--vary'",
     "compare fedavg-digits --vary task.lr=1": "missing option '--out'",
-    "compare fedavg-digits --out x --vary sampler": "--vary takes key=value,value,..., for example --vary sampler=full,uniform",
+    "compare fedavg-digits --out x --vary sampler": (
+        "--vary takes key=value,value,..., for example --vary sampler=full,uniform"
+    ),
     "compare fedavg-digits --out x --vary sampler=": "--vary takes key=value,value,...",
-    "compare fedavg-digits --out x --vary task.lr=0.1,0.10": "--vary gives the run '0.1-seed0' twice: leave one of the values out",
-    "compare fedavg-digits --out x --vary sampler=full,unifrom": "unknown sampler 'unifrom': did you mean 'uniform'?",
+    "compare fedavg-digits --out x --vary task.lr=0.1,0.10": (
+        "--vary gives the run '0.1-seed0' twice: leave one of the values out"
+    ),
+    "compare fedavg-digits --out x --vary sampler=full,unifrom": (
+        "unknown sampler 'unifrom': did you mean 'uniform'?"
+    ),
     "compare fedavg-digits --out x --vary task.lr=0.1,-1": "task.lr is -1.0: it must be above 0",
-    "compare fedavg-digits --out x --vary task.lr=0.1 --seeds 0": "--seeds is 0: it must be at least 1",
+    "compare fedavg-digits --out x --vary task.lr=0.1 --seeds 0": (
+        "--seeds is 0: it must be at least 1"
+    ),
     "compare fedavg-digits --out x --vary task.lr=0.1 --seeds some": "invalid value for '--seeds'",
     "compare fedavg-digits --out x --vary seed=a,b": "'seed' is 'a', but it takes a whole number",
-    "compare fedavg-digits --out x --vary task.lr=0.1 --resume": "there is no comparison to resume in x",
+    "compare fedavg-digits --out x --vary task.lr=0.1 --resume": (
+        "there is no comparison to resume in x"
+    ),
     # folders
-    "run fedavg-digits --out finished": "the output folder finished is already in use: add --resume to resume its run, or",
-    "run fedavg-digits --out busy": "the output folder busy is already in use: choose another --out",
-    "run fedavg-digits --out broken.toml": "the output folder broken.toml is a file: choose another --out",
-    "run fedavg-digits --out broken.toml/below": "cannot write to the output folder broken.toml/below (Not a directory): choose",
-    "run fedavg-digits --out /proc/rota": "cannot write to the output folder /proc/rota (No such file or directory): choose another --out",
-    "run fedavg-digits --out nothing --resume": "there is no run to resume in nothing: leave --resume out to start one there",
+    "run fedavg-digits --out finished": (
+        "the output folder finished is already in use: add --resume to resume its run, or"
+    ),
+    "run fedavg-digits --out busy": (
+        "the output folder busy is already in use: choose another --out"
+    ),
+    "run fedavg-digits --out broken.toml": (
+        "the output folder broken.toml is a file: choose another --out"
+    ),
+    "run fedavg-digits --out broken.toml/below": (
+        "cannot write to the output folder broken.toml/below (Not a directory): choose"
+    ),
+    "run fedavg-digits --out /proc/rota": (
+        "cannot write to the output folder /proc/rota (No such file or directory): choose "
+        "another --out"
+    ),
+    "run fedavg-digits --out nothing --resume": (
+        "there is no run to resume in nothing: leave --resume out to start one there"
+    ),
     "run fedavg-digits --out busy --resume": "there is no run to resume in busy",
-    "run finished/config.toml --out finished --resume --set task.lr=0.5": "(task.lr was 0.1 and is now 0.5): resume it with ",
-    "run finished/config.toml --out finished --resume --set seed=5": "(seed was 0 and is now 5): resume it with the one it was made with (only rounds, target, evaluate may change)",
-    "run finished/config.toml --out finished --resume --set rounds=0": "rounds is 0: it must be at least 1",
+    "run finished/config.toml --out finished --resume --set task.lr=0.5": (
+        "(task.lr was 0.1 and is now 0.5): resume it with "
+    ),
+    "run finished/config.toml --out finished --resume --set seed=5": (
+        "(seed was 0 and is now 5): resume it with the one it was made with (only rounds, "
+        "target, evaluate may change)"
+    ),
+    "run finished/config.toml --out finished --resume --set rounds=0": (
+        "rounds is 0: it must be at least 1"
+    ),
     "run fedavg-digits --out damaged --resume": "damaged/config.toml cannot be read (",
-    "report nothing": "nothing is not a run folder and holds none: name a folder that has a config.toml in it",
+    "report nothing": (
+        "nothing is not a run folder and holds none: name a folder that has a config.toml in it"
+    ),
     "report busy": "busy is not a run folder and holds none",
     "report damaged": "cannot read",
-    "report finished --out broken.toml/page.html": "cannot write the report to broken.toml/page.html (",
-    "reproduce gd-bound --out broken.toml/below": "cannot write to the output folder broken.toml/below (Not a directory): choose",
+    "report finished --out broken.toml/page.html": (
+        "cannot write the report to broken.toml/page.html ("
+    ),
+    "reproduce gd-bound --out broken.toml/below": (
+        "cannot write to the output folder broken.toml/below (Not a directory): choose"
+    ),
 }
 
 
@@ -366,7 +492,7 @@ def spoilt(part: str, what: str, row: int, value: float) -> Task:
 
 
 def task(**more: object) -> Task:
-    return Task(**{"model": linear, "data": federation([5, 12, 20]), **more})  # type: ignore[arg-type]
+    return Task(**{"model": linear, "data": federation([5, 12, 20]), **more})
 
 
 class Pair(nn.Linear):
@@ -466,7 +592,8 @@ class Picky:
         (
             [task(name="a"), replace(spoilt("train", "x", 7, np.nan), name="b")],
             {},
-            "task 'b': data 'blobs': train x is NaN or infinite at client 1, row 2: fix or remove it",
+            "task 'b': data 'blobs': train x is NaN or infinite at client 1, row 2: fix or remove "
+            "it",
         ),
         ([task(name="a"), task(name="a-0"), task(name="a")], {}, "two tasks share the name 'a'"),
         ([task(), task(), task(name="blobs-0")], {}, "two tasks share the name 'blobs-0'"),
@@ -588,7 +715,7 @@ class Picky:
 )
 def test_mistakes_in_python(tasks: list[Task], more: dict[str, object], sentence: str) -> None:
     with pytest.raises(BadInput) as mistake:
-        rota.run(tasks, **{"rounds": 1, "sampler": rota.sampling.Full(), **more})  # type: ignore[arg-type]
+        rota.run(tasks, **{"rounds": 1, "sampler": rota.sampling.Full(), **more})
     assert str(mistake.value).startswith(sentence) or sentence in str(mistake.value)
     assert "\n" not in str(mistake.value)
 
@@ -622,7 +749,8 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
     (
         {"optimizer": torch.optim.Adam},
         {},
-        "task 'blobs': optimizer is <class 'torch.optim.adam.Adam'>, but it takes one of 'sgd', 'adam'",
+        "task 'blobs': optimizer is <class 'torch.optim.adam.Adam'>, but it takes one of 'sgd', "
+        "'adam'",
     ),
     ({"lr": "0.1"}, {}, "task 'blobs': lr is '0.1', but it takes a number"),
     ({"lr": None}, {}, "task 'blobs': lr is None, but it takes a number"),
@@ -649,9 +777,9 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
         "task 'blobs': data.classes is '3', but it takes a whole number",
     ),  # type: ignore[arg-type]
     ({"name": 3}, {}, "task '3': name is 3, but it takes a string"),
-    ({}, {"sampler": Gvr(budget="2")}, "sampler.budget is '2', but it takes a number"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(budget=None)}, "sampler.budget is None, but it takes a number"),  # type: ignore[arg-type]
-    ({}, {"sampler": Gvr(budget=[3, 3])}, "sampler.budget is [3, 3], but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"sampler": Gvr(budget="2")}, "sampler.budget is '2', but it takes a number"),
+    ({}, {"sampler": Gvr(budget=None)}, "sampler.budget is None, but it takes a number"),
+    ({}, {"sampler": Gvr(budget=[3, 3])}, "sampler.budget is [3, 3], but it takes a number"),
     (
         {},
         {"sampler": Gvr(2, distinct="yes")},
@@ -692,15 +820,15 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
         {"sampler": PowD(2, candidates=2.5)},
         "sampler.candidates is 2.5, but it takes a whole number",
     ),  # type: ignore[arg-type]
-    ({}, {"estimator": FedStale(beta="1")}, "estimator.beta is '1', but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"estimator": FedStale(beta="1")}, "estimator.beta is '1', but it takes a number"),
     (
         {},
         {"estimator": FedStale(memory=3)},
         "estimator.memory is 3, but it takes one of 'device', 'cpu', 'disk'",
     ),  # type: ignore[arg-type]
-    ({}, {"server": Sgd(lr="1")}, "server.lr is '1', but it takes a number"),  # type: ignore[arg-type]
-    ({}, {"server": Adam(eps=None)}, "server.eps is None, but it takes a number"),  # type: ignore[arg-type]
-    ({}, {"devices": Devices(mbps="20")}, "devices.mbps is '20', but it takes a number"),  # type: ignore[arg-type]
+    ({}, {"server": Sgd(lr="1")}, "server.lr is '1', but it takes a number"),
+    ({}, {"server": Adam(eps=None)}, "server.eps is None, but it takes a number"),
+    ({}, {"devices": Devices(mbps="20")}, "devices.mbps is '20', but it takes a number"),
     (
         {},
         {"devices": {"mbps": 20}},
@@ -734,7 +862,7 @@ def test_wrong_types_in_python(
     work: dict[str, object], more: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(BadInput) as mistake:
-        rota.run([task(**work)], **{"rounds": 1, "sampler": Full(), **more})  # type: ignore[arg-type]
+        rota.run([task(**work)], **{"rounds": 1, "sampler": Full(), **more})
     assert str(mistake.value).startswith(sentence)
     assert "\n" not in str(mistake.value)
     assert len(str(mistake.value)) < 250
@@ -844,8 +972,8 @@ def columns(
         ),
         (
             columns(weight=[1.0, 2.0]),
-            "the sampler's plan has no one-dimensional array 'weight' of the same length as 'client': "
-            "give four arrays of one length",
+            "the sampler's plan has no one-dimensional array 'weight' of the same length as "
+            "'client': give four arrays of one length",
         ),
         (
             columns(probability=0.5),
@@ -857,8 +985,8 @@ def columns(
         ),
         (
             columns(model=[1]),
-            "the sampler drew client 1 for model 1, but this client has no data for it or cannot be "
-            "reached: draw only pairs whose share is above 0",
+            "the sampler drew client 1 for model 1, but this client has no data for it or cannot "
+            "be reached: draw only pairs whose share is above 0",
         ),
         (
             columns(weight=[np.nan]),

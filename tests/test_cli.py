@@ -124,7 +124,7 @@ def test_a_run_of_several_models_says_how_each_of_them_does(done: Path, tmp_path
     assert outcome.status == 0, outcome.err
     mean, each, _ = outcome.out.splitlines()
     untested, tested = lines(tmp_path / "a")[2:]
-    accuracies = {name: model["accuracy"] for name, model in tested["models"].items()}  # type: ignore[attr-defined]
+    accuracies = {name: model["accuracy"] for name, model in tested["models"].items()}
     worst, spread = min(accuracies.values()), np.std(list(accuracies.values()))
     assert (tested["worst_accuracy"], tested["accuracy_spread"]) == (worst, pytest.approx(spread))
     assert untested["worst_accuracy"] is untested["accuracy_spread"] is None

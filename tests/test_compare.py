@@ -262,7 +262,7 @@ def test_a_comparison_is_a_folder_of_runs(finished: tuple[Path, str]) -> None:
     assert report == f"report: {folder / 'report.html'}"
     for name, line in zip(("fedavg", "unbiased"), table, strict=True):
         last = [lines(folder / f"{name}-seed{seed}")[-1] for seed in (0, 1)]
-        accuracy, loss = ([float(each[key]) for each in last] for key in ("accuracy", "loss"))  # type: ignore[arg-type]
+        accuracy, loss = ([float(each[key]) for each in last] for key in ("accuracy", "loss"))
         half = (
             100 * 12.7062 * abs(accuracy[0] - accuracy[1]) / 2
         )  # Student's t, one degree of freedom

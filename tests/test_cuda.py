@@ -1,4 +1,7 @@
-"""What runs on a GPU alone: the Triton kernels against torch in float64, and the batched engine there against the sequential one."""
+"""What runs only on a GPU.
+
+The Triton kernels are compared with torch in float64, the batched engine with the sequential one.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def params(rows: int, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """Parameters as a stack has them: views of one matrix, whose rows are longer than they need be."""
+    """Parameters as a stack has them: views of one matrix with longer rows than needed."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     theta = draw(rows, sum(sizes) + 6)
     return [
@@ -114,7 +117,7 @@ def test_linear_layers(
 
 @dataclass(frozen=True)
 class Shape:
-    """A convolution: channels, side, outputs, kernel, padding, stride; whether its input has the channels last in memory."""
+    """A convolution. `last`: whether its input has the channels last in memory."""
 
     channels: int
     side: int
@@ -172,7 +175,7 @@ def test_convolutions(precision: str, shape: Shape, pool: bool) -> None:
             ) or 1 in y.shape
     dy = draw(*y.shape, dtype=dtype)
     dense = kernels.unpool(dy, which, *whole.shape[3:])[0] if pool else dy
-    if pool:  # each window's gradient is at one of its pixels: at the largest, or at one that is as good as that
+    if pool:  # each window's gradient is at its largest pixel, or at one that is as large
         assert (
             apart(F.avg_pool2d(dense.double().flatten(0, 1), 2) * 4, dy.double().flatten(0, 1)) == 0
         )
@@ -230,7 +233,10 @@ def test_lstm_layers(precision: str, batch: int, units: int, time: int) -> None:
 def normed(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """BatchNorm over the real examples of every row, as it is defined; also the mean and the unbiased variance."""
+    """BatchNorm over the real examples of every row, as it is defined.
+
+    Also the mean and the unbiased variance.
+    """
     dims = [1, *range(3, x.dim())]
     real = mask.view(*mask.shape, *[1] * (x.dim() - 2)).to(x.dtype)
     count = (mask.sum(1) * x[0, 0, 0].numel()).clamp(min=1).view(-1, 1)
@@ -273,7 +279,7 @@ def test_batch_norm(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> N
     weight, bias = params(4, (shape[1],), (shape[1],))
     for w, b in ((weight, bias), (weight, None), (None, None)):
         exact = [value.double().requires_grad_() for value in (x, w, b) if value is not None]
-        expected, mean, unbiased = normed(*[*exact, None, None][:3], mask, 1e-5)  # type: ignore[arg-type]
+        expected, mean, unbiased = normed(*[*exact, None, None][:3], mask, 1e-5)
         out, *found = kernels.batch_norm(x, w, b, mask, 1e-5, False)
         assert torch.equal(kernels.batch_norm(x, w, b, mask, 1e-5, True)[0], out.relu())
         assert apart(out, expected) < 1e-5
@@ -487,10 +493,11 @@ ZOO: dict[str, tuple[int, ...]] = {
 
 @pytest.mark.parametrize("name", ZOO)
 def test_networks_train_as_on_the_sequential_engine(name: str) -> None:
-    """One step, so that no ReLU or pooling window is turned by an earlier one's rounding; and a repetition to the last bit.
+    """One step agrees, and a repetition agrees to the last bit.
 
-    A ResNet's own rounding turns one now and then (in float32 against float64 on a CPU: in 5 of 32 steps), which shows in all
-    gradients below it: most steps must agree to the same bound, and the others nearly.
+    In one step no ReLU or pooling window is turned by an earlier step's rounding. A ResNet's own
+    rounding turns one now and then (in float32 against float64 on a CPU: in 5 of 32 steps), which
+    shows in all gradients below it. So most steps must agree to the same bound, the others nearly.
     """
     task = Task(MODELS[name], examples(name), lr=0.05, batch=10, steps=1)
     plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))
@@ -546,7 +553,11 @@ def test_local_work_is_that_of_the_sequential_engine(model: Any, work: dict[str,
 
 
 def test_stacks_are_made_while_the_caller_uses_the_gpu() -> None:
-    """Twenty widths, each a stack of its own: the caller works on the updates of one while the next is captured, in another thread."""
+    """Twenty widths, each a stack of its own.
+
+    The caller works on the updates of one stack while the next one is captured in another
+    thread.
+    """
     sizes = [3, 5, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128]
     task = Task(smooth, federation(sizes), batch=None, epochs=2)
     plain, fast = (make(engine, Experiment([task]), "cuda") for engine in ("sequential", "batched"))
@@ -561,7 +572,7 @@ def test_stacks_are_made_while_the_caller_uses_the_gpu() -> None:
 @pytest.mark.parametrize("where", ["token", "negative token", "label", "first token"])
 @pytest.mark.parametrize("name", ["mmfl_lstm", "lstm_shakespeare"])
 def test_an_index_outside_of_a_table_costs_its_own_client_the_row(name: str, where: str) -> None:
-    """A GPU would stop for good at the first such lookup, or a stack would read another row's table."""
+    """Such a lookup would stop a GPU for good, or read another row's table."""
     spoilt = 0 if where == "first token" else 2
     experiments = []
     for wrong in (False, True):
@@ -614,7 +625,11 @@ def test_cohorts_of_nearly_one_size_share_graphs() -> None:
 
 
 def test_stacks_share_the_memory_of_their_graphs() -> None:
-    """Two networks and several widths, in cohorts that need some of the stacks, all, and some again: none spoils what another needs."""
+    """Two networks and several widths.
+
+    Cohorts need some of the stacks, all of them, and some again. None spoils what another
+    needs.
+    """
     wide = [
         Task(model, federation([5, 40, 90, 12, 70]), batch=None, epochs=2)
         for model in (smooth, network)
@@ -669,7 +684,7 @@ def test_lower_precision_is_near(name: str, precision: str) -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "mmfl_lstm", "preact_resnet18"])
 def test_scores_and_losses_are_those_of_the_cpu(name: str) -> None:
-    """LSTM layers in their kernel, images with channels last, and BatchNorm's statistics of each client's examples alone."""
+    """LSTM layers in their kernel, images with channels last, and each client's own statistics."""
     task = Task(MODELS[name], examples(name))
     here, there = (make("batched", Experiment([task]), device) for device in ("cpu", "cuda"))
     models = there.initial()
@@ -682,7 +697,10 @@ def test_scores_and_losses_are_those_of_the_cpu(name: str) -> None:
 
 
 def test_layers_become_kernels() -> None:
-    """The patterns must be found: a step of the CNN is a handful of launches, and its weights are updated inside them."""
+    """The patterns must be found.
+
+    A step of the CNN is a handful of launches, and its weights are updated inside them.
+    """
     fast = make("batched", Experiment([Task(MODELS["cnn"], images((1, 28, 28)), batch=10)]), "cuda")
     assert isinstance(fast, Batched)
     fast.families[0].steps.get(4, 10, True)
@@ -700,7 +718,10 @@ def test_layers_become_kernels() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_steps_in_time_are_one_operator(rows: int) -> None:
-    """However long the text: one operator a layer each way, and the weights' gradients are subtracted where they are made."""
+    """There is one operator per layer each way, however long the text is.
+
+    The weights' gradients are subtracted where they are made.
+    """
     sizes = []
     for length in (6, 20):
         fast = make(
@@ -720,7 +741,10 @@ def test_the_steps_in_time_are_one_operator(rows: int) -> None:
 
 
 def test_batch_norm_becomes_a_kernel() -> None:
-    """One operator forward and one backward for every layer, and the masks of the ReLUs behind them still go into convolutions."""
+    """One operator forward and one backward for every layer.
+
+    The masks of the ReLUs behind them still go into the convolutions.
+    """
     fast = make(
         "batched",
         Experiment([Task(MODELS["preact_resnet18"], images((3, 8, 8)), batch=10)]),

@@ -1,4 +1,7 @@
-"""Real processes, really killed, at random moments and many times over one run: what they leave is what an unbroken run leaves."""
+"""Real processes are killed at random moments, many times over one run.
+
+What they leave is what an unbroken run leaves.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_store import Toy, contents, die_at, go_on, make, tidy
+from test_store import Toy, contents, die_at, make, resume_or_start, tidy
 
 from rota.engine import ENGINES
 from rota.estimate import Yogi
@@ -26,7 +29,12 @@ from rota.running.run import execute
 pytestmark = pytest.mark.faults
 
 # the command line with a checkpoint after every round, so that kills find it writing
-ROTA = "import rota.running.run as e, rota.cli; e.CHECKPOINT_SECONDS = e.CHECKPOINT_COSTS = -1; rota.cli.main()"
+ROTA = """
+import rota.cli
+import rota.running.run as run
+run.CHECKPOINT_SECONDS = run.CHECKPOINT_COSTS = -1
+rota.cli.main()
+"""
 SETTINGS = [
     "--set",
     "rounds=80",
@@ -48,7 +56,7 @@ def rota(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def begin(folder: Path, **more: Any) -> subprocess.Popen[str]:
-    """Start the run, or go on with it, as its user would."""
+    """Start the run or resume it, as its user would."""
     if (folder / "config.toml").exists():
         return rota("run", str(folder / "config.toml"), "--out", str(folder), "--resume", **more)
     return rota("run", "fedavg-digits", *SETTINGS, "--out", str(folder), **more)
@@ -60,14 +68,14 @@ def lines(folder: Path) -> int:
 
 
 def wait_for_rounds(process: subprocess.Popen[str], folder: Path) -> None:
-    """Until the process has played a round, or has ended."""
+    """Wait until the process has played a round, or has ended."""
     before = lines(folder)
     while process.poll() is None and lines(folder) == before:
         time.sleep(0.01)
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> str:
-    """What it said."""
+    """Wait for the end: what the process said."""
     out, said = process.communicate(timeout=300)
     assert process.returncode == status, out + said
     return said
@@ -81,7 +89,10 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_rota_run_killed_again_and_again(tmp_path: Path, unbroken: dict[str, Any]) -> None:
-    """Killed while it starts, plays, saves, writes its models or its report; now and then stopped by Ctrl-C or by a cluster."""
+    """Killed while it starts, plays, saves, or writes its models or its report.
+
+    Now and then it is stopped by Ctrl-C, or as a cluster stops a job.
+    """
     seed = random.randrange(10**6)
     print("seed", seed)
     chance = random.Random(seed)
@@ -102,7 +113,7 @@ def test_rota_run_killed_again_and_again(tmp_path: Path, unbroken: dict[str, Any
 
 
 def test_two_at_once(tmp_path: Path, unbroken: dict[str, Any]) -> None:
-    """The second is refused, and does the first no harm."""
+    """The second process is refused, and does the first no harm."""
     folder = tmp_path / "run"
     first = begin(folder)
     wait_for_rounds(first, folder)
@@ -116,7 +127,7 @@ def test_two_at_once(tmp_path: Path, unbroken: dict[str, Any]) -> None:
 
 
 def test_disk_full(tmp_path: Path, unbroken: dict[str, Any]) -> None:
-    """No file may grow past some size: the run fails and says how to go on; with room again it does."""
+    """No file may grow past a size: the run fails and says how to resume, and with room it does."""
     folder = tmp_path / "run"
     process = begin(folder)
     while process.poll() is None and lines(folder) < 5:
@@ -137,13 +148,16 @@ def test_disk_full(tmp_path: Path, unbroken: dict[str, Any]) -> None:
 
 
 def kill_one(experiment: Experiment, folder: Path, engine: str, wait: bool, delay: float) -> int:
-    """Fork a child that runs or resumes, and kill it some time after it began, or (`wait`) after its first round: its status."""
+    """Fork a child that runs or resumes, and kill it: its status.
+
+    It is killed some time after it began or, with `wait`, after its first round.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking while there are threads
         child = os.fork()
     if not child:
         try:
-            go_on(experiment, folder, engine)
+            resume_or_start(experiment, folder, engine)
             os._exit(0)
         finally:
             os._exit(1)
@@ -189,7 +203,7 @@ def test_killed_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engi
 def test_killed_at_every_file_operation_thrice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
 ) -> None:
-    """Die before operation k of the run, of the next, and of the one after it, then end: for every k."""
+    """For every k: die before operation k of three processes in a row, then finish."""
     monkeypatch.setitem(ENGINES, "toy", Toy)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(running, "CHECKPOINT_SECONDS", -1.0)
@@ -202,7 +216,7 @@ def test_killed_at_every_file_operation_thrice(
         folder = tmp_path / str(operation)
         statuses = {die_at(operation, torn, experiment, folder) for _ in range(3)}
         assert statuses <= {0, 137}
-        go_on(experiment, folder)
+        resume_or_start(experiment, folder)
         assert contents(folder) == contents(tmp_path / "unbroken"), f"operation {operation}"
         assert tidy(folder)
     assert operation > 60

@@ -113,7 +113,10 @@ def fragile(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def test_a_round_of_clients_with_too_few_examples_is_passed_over() -> None:
-    """Client 1 has a single example, which BatchNorm1d cannot train on: a round of it alone changes nothing, and the run goes on."""
+    """Client 1 has a single example, which BatchNorm1d cannot train on.
+
+    A round of it alone changes nothing, and the run continues.
+    """
     run = rota.run([Task(network, federation([6, 1, 6]))], Watching((1,)), rounds=2)
     reason = "a single example, and the model normalises over the batch"
     assert run.records[1]["failures"] == [{"client": 1, "model": "blobs", "reason": reason}]
@@ -152,7 +155,10 @@ def test_who_fails_has_worked_and_sent_what_it_has() -> None:
 
 @pytest.mark.parametrize(("rounds", "until"), [(20, 5), (3, 3), (1, 1)])
 def test_rounds_in_which_everybody_fails_end_the_run(rounds: int, until: int) -> None:
-    said = r"round {0}: no client's update could be used in {0} rounds? \(the update is not finite\): a lower lr for '{1}' may help"
+    said = (
+        r"round {0}: no client's update could be used in {0} rounds? \(the update is not finite\): "
+        r"a lower lr for '{1}' may help"
+    )
     with pytest.raises(Stuck, match=said.format(until, "blobs")):
         rota.run([Task(fragile, sick([0, 1, 2]))], Full(), rounds=rounds)
     few = Task(network, federation([1, 1, 1]), name="few")  # which fails for another reason
@@ -200,7 +206,7 @@ def test_a_model_that_nobody_can_train_does_not_end_the_others(
     sampler: str, blobs: Federation
 ) -> None:
     dead = Task(fragile, sick([*range(6)], (5, 12, 20, 31, 8, 17)), name="dead")
-    run = rota.run([dead, Task(linear, blobs, name="fine")], SAMPLERS[sampler](budget=2), rounds=12)  # type: ignore[call-arg]
+    run = rota.run([dead, Task(linear, blobs, name="fine")], SAMPLERS[sampler](budget=2), rounds=12)
     assert sum(line["models"]["fine"]["trained"] for line in run.records) > 0
     assert {failure["model"] for line in run.records for failure in line["failures"]} == {"dead"}
 
@@ -236,7 +242,10 @@ def test_a_client_whose_training_raises_is_a_failed_row() -> None:
 
 def test_training_that_raises_for_everybody_ends_the_run() -> None:
     task = Task(lambda shape, classes: Sensitive(shape[0], classes), ill([0, 1, 2]), name="odd")
-    said = r"no client's update could be used in 2 rounds \(ValueError: sensor overflow \(.*\)\): fix the model, the loss or the data"
+    said = (
+        r"no client's update could be used in 2 rounds \(ValueError: sensor overflow \(.*\)\): "
+        r"fix the model, the loss or the data"
+    )
     with pytest.raises(Stuck, match=said):
         rota.run([task], Full(), rounds=2)
 
@@ -405,7 +414,8 @@ def test_scores_that_are_not_alike_are_not_averaged(blobs: Federation, tmp_path:
     assert alike.summary["worst_accuracy"] <= alike.summary["accuracy"] < 0
     with pytest.raises(
         BadInput,
-        match="target is one number for all models, but the tasks have different scores: leave target out",
+        match="target is one number for all models, but the tasks have different scores: leave "
+        "target out",
     ):
         rota.run(tasks, Full(), rounds=3, target=0.5)
 
@@ -477,7 +487,10 @@ def test_a_sampler_observes_by_the_shares_that_it_drew_by(blobs: Federation) -> 
 
 
 def test_rows_have_the_pace_of_their_model_asked_and_drawn(blobs: Federation) -> None:
-    """Each model's learning rate of the round, in parts of the largest: 0.1 and 0.4, then 0.1 and 0.2, then equal, then 0.05 and 0.1."""
+    """Each model's learning rate of the round, relative to the largest.
+
+    The rates are 0.1 and 0.4, then 0.1 and 0.2, then equal, then 0.05 and 0.1 after the decay.
+    """
     sampler = Asking()
     slow, fast = (
         Task(linear, blobs, lr=0.1, name="slow"),

@@ -1,4 +1,4 @@
-"""The nouns of a round: some rows of them are those rows, in order, whatever they are taken from."""
+"""The nouns of a round: some rows of a thing are those rows, in order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plans(draw: st.DrawFn, rows: int, models: int = 2, cut: bool = False) -> Pla
 
 @st.composite
 def chunks(draw: st.DrawFn, rows: int, places: Array | None = None) -> Chunk:
-    """A reply for any rows of a plan; some rows failed, and some of these could not train at all."""
+    """A reply for rows of a plan; some rows failed, and some of these could not train at all."""
     places = draw(st.permutations(range(rows)).map(np.array)) if places is None else places
     number = len(places)
     update = torch.from_numpy(column(draw, number * PARAMS, np.float32).reshape(number, PARAMS))
@@ -290,7 +290,7 @@ MEMBERS = [(kind.name, name) for kind in KINDS.values() for name in kind.members
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
 def test_policies_declare_known_columns(kind: str, name: str) -> None:
-    """Who declares the updates gets each chunk: an estimator by `add`, others because they watch."""
+    """A policy that declares updates gets each chunk: an estimator by `add`, others by `see`."""
     member = KINDS[kind].members[name]
     assert set(sees(member)) <= EVERYTHING
     watches = all(hasattr(member, method) for method in ("watch", "see", "learn"))

@@ -1,4 +1,4 @@
-"""A policy of a kind that rota does not know yet: it remembers, observes, watches, and is written down."""
+"""A policy of an unknown kind remembers, observes and watches, and is written down."""
 
 from __future__ import annotations
 

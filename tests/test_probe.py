@@ -1,4 +1,4 @@
-"""What a sampler asks before it draws: the answers are those of training, and everything is paid for."""
+"""What a sampler asks before it draws: answers are those of training, and are paid for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNBIASED = Unbiased()
 
 
 class Asks:
-    """Asks some clients one thing, remembers what it heard and watched, and then draws some others."""
+    """Asks some clients one thing, remembers what it heard and watched, then draws others."""
 
     def __init__(
         self, what: Any, clients: list[int], drawn: list[int], examples: int | None = None
@@ -83,7 +83,7 @@ def one_round(
 
 
 def seconds(clients: list[int] | Array, examples: Array, nbytes: float) -> Array:
-    """How long clients take to train a linear model on so many examples and to move so many bytes."""
+    """How long clients take to train a linear model on examples and to move bytes."""
     profile = DEVICES.profile(len(SIZES), 0)
     # a product has two operations per weight, and the backward pass takes twice the forward pass
     flops, moved = 3 * 2 * 4 * 3 * examples, np.full(len(clients), nbytes)
@@ -142,7 +142,10 @@ def test_losses_are_the_global_models_on_the_clients_training_examples(
 
 
 def test_losses_on_some_examples_are_addressed(blobs: Federation) -> None:
-    """They depend on the round and the client, not on who else is asked; and with enough of them they are all."""
+    """They depend on the round and the client, not on who else is asked.
+
+    With enough of them they are all examples.
+    """
     machine = make("sequential", Experiment([Task(linear, blobs)], devices=DEVICES), "cpu")
     start = machine.initial()
     alone = machine.losses(whole(start, rows([3]), 1), 4)
@@ -165,8 +168,10 @@ def test_losses_on_some_examples_are_addressed(blobs: Federation) -> None:
 def test_a_probe_is_paid_for_and_nothing_is_paid_twice(
     blobs: Federation, what: str, estimator: Any, vectors: int
 ) -> None:
-    """Clients 0-3 are asked; 2 and 3 are drawn after it, and so is 4, who has done nothing yet. With SCAFFOLD two vectors go each way,
-    but the model alone where the loss is asked."""
+    """Clients 0 to 3 are asked; 2 and 3 are drawn, and 4, which has done nothing yet.
+
+    With SCAFFOLD two vectors go each way, but only the model where the loss is asked.
+    """
     _, record, machine = one_round(
         Task(linear, blobs), Asks(what, [0, 1, 2, 3], [2, 3, 4]), estimator=estimator
     )
@@ -193,7 +198,7 @@ def test_a_probe_is_paid_for_and_nothing_is_paid_twice(
 
 
 def test_who_was_asked_for_one_model_pays_for_another(blobs: Federation) -> None:
-    """Clients 0 and 1 are asked for a norm of one model each, and drawn for one that they did not have."""
+    """Two clients are asked for a norm of one model each, and drawn for the second model."""
     tasks = [Task(linear, blobs, name=name) for name in "ab"]
     asked = Plan(np.array([0, 1]), np.array([0, 1]), np.ones(2), np.ones(2))
     drawn = Plan(np.array([0, 1]), np.array([1, 1]), np.ones(2), np.ones(2))
@@ -259,10 +264,13 @@ def test_what_estimators_pay(blobs: Federation, engine: str) -> None:
 def test_norms_by_all_then_updates_by_the_drawn(
     blobs: Federation, estimator: Any, numbers: int
 ) -> None:
-    """mmfl-gvr: every client fetches the model, trains, and says its norm (to StaleVR its beta, too); the drawn send what they have."""
+    """mmfl-gvr: every client fetches the model, trains and reports its norm.
+
+    To StaleVR it reports its beta, too. The drawn clients send the update that they have.
+    """
     task = Task(linear, blobs)
     model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
-    experiment = rota.Experiment([task], SAMPLERS["mmfl-gvr"](budget=2), estimator, devices=DEVICES)  # type: ignore[call-arg]
+    experiment = rota.Experiment([task], SAMPLERS["mmfl-gvr"](budget=2), estimator, devices=DEVICES)
     machine = make("sequential", experiment, "cpu")
     state, total = loop.begin(experiment, machine), 0.0
     for _ in range(3):
@@ -282,7 +290,7 @@ def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
     task, model = Task(linear, blobs), (4 * 3 + 3) * 4
     experiment = rota.Experiment(
         [task], SAMPLERS["mmfl-vre"](budget=2), StaleVre(), devices=DEVICES
-    )  # type: ignore[call-arg]
+    )
     machine = make("sequential", Experiment([task], devices=DEVICES), "cpu")
     state = loop.begin(experiment, machine)
     for _ in range(8):
@@ -304,7 +312,7 @@ def test_what_the_estimator_expects_costs_nothing(blobs: Federation) -> None:
 
 @pytest.mark.parametrize("place", ["device", "cpu", "disk"])
 def test_server_memory_counts_what_is_remembered(blobs: Federation, place: Any) -> None:
-    """A vector for every client, and those of the drawn that wait to be written; and a few numbers a client."""
+    """One vector per client, those of drawn clients that wait to be written, and a few numbers."""
     model = (4 * 3 + 3) * 4
     waiting = 2 * (model + 8)
     for estimator, numbers, vectors in (
@@ -313,7 +321,7 @@ def test_server_memory_counts_what_is_remembered(blobs: Federation, place: Any) 
         (StaleVre(place), 5, 0),
         (Scaffold(place), 1, 1),
     ):
-        sampler = SAMPLERS["optimal"](budget=6) if isinstance(estimator, StaleVr) else Uniform(2)  # type: ignore[call-arg]
+        sampler = SAMPLERS["optimal"](budget=6) if isinstance(estimator, StaleVr) else Uniform(2)
         state, record, _ = one_round(Task(linear, blobs), sampler, estimator=estimator)
         rest = sum(array.nbytes for array in state.policies["sampler"].values()) + model
         expected = (
@@ -330,7 +338,7 @@ class Listening(Asks):
 
     def observe(
         self, state: dict[str, Array], shares: Array, plan: Plan, seen: Seen
-    ) -> dict[str, Array]:  # type: ignore[override]
+    ) -> dict[str, Array]:
         return {**state, "seen": seen.norm}
 
 
@@ -341,7 +349,7 @@ class Listening(Asks):
 def test_samplers_hear_and_see_what_is_weighed(
     blobs: Federation, engine: str, estimator: Any
 ) -> None:
-    """|G - beta h| of those who are remembered, |G| of the others: in the answers before the draw, and after it."""
+    """|G - beta h| for remembered clients, |G| for the others: both before and after the draw."""
     task = Task(linear, blobs)
     experiment = rota.Experiment([task], Listening("norm", [0, 1, 2, 3, 4, 5], [4, 1]), estimator)
     machine = make(engine, Experiment([task], devices=DEVICES), "cpu")
@@ -403,13 +411,13 @@ def test_what_samplers_pay(blobs: Federation) -> None:
     assert paid["full"] == (6, 6, 0)
     assert paid["kvib"][::2] == (paid["kvib"][1], 0)
     assert paid["optimal"][::2] == paid["kvib-full"][::2] == (6, 6 * 8)
-    _, record, _ = one_round(Task(linear, blobs), SAMPLERS["pow-d"](budget=2, candidates=4))  # type: ignore[call-arg]
+    _, record, _ = one_round(Task(linear, blobs), SAMPLERS["pow-d"](budget=2, candidates=4))
     assert (record["bytes_down"], record["bytes_up"]) == (4 * model, 2 * model + 4 * 8)
-    state, record, machine = one_round(Task(linear, blobs), SAMPLERS["divfl"](budget=2))  # type: ignore[call-arg]
+    state, record, machine = one_round(Task(linear, blobs), SAMPLERS["divfl"](budget=2))
     assert (record["bytes_down"], record["bytes_up"]) == (6 * model, 6 * model)
     experiment = rota.Experiment(
         [Task(linear, blobs)], SAMPLERS["divfl"](budget=2), devices=DEVICES
-    )  # type: ignore[call-arg]
+    )
     _, second = loop.play(experiment, machine, state)
     assert (second["bytes_down"], second["bytes_up"]) == (8 * model, 8 * model)
 
@@ -441,7 +449,7 @@ def test_a_client_that_answers_nonsense_has_no_answer(what: str) -> None:
 def test_replies_that_were_not_asked_for_change_nothing(
     blobs: Federation, estimator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the draw and after it: second replies, other rounds, models and rows that do not exist."""
+    """Second replies, and those of other rounds, models and rows, before the draw and after it."""
     train = Sequential.train
 
     def noisy(self: Sequential, job: Job) -> Iterator[Chunk]:
@@ -462,10 +470,10 @@ def test_replies_that_were_not_asked_for_change_nothing(
 
 def test_the_oracle_has_the_least_variance(blobs: Federation) -> None:
     """With its own norms, no other coins are better: against uniform ones on the same updates."""
-    state, _, machine = one_round(Task(linear, blobs), SAMPLERS["optimal"](budget=2))  # type: ignore[call-arg]
+    state, _, machine = one_round(Task(linear, blobs), SAMPLERS["optimal"](budget=2))
     shares = rota.Experiment([Task(linear, blobs)], SAMPLERS["full"]()).shares
     scores = shares[0] * state.policies["sampler"]["norm"][0]
-    rates: Array = SAMPLERS["optimal"](budget=2).rates(state.policies["sampler"], shares)[0]  # type: ignore[attr-defined,call-arg]
+    rates: Array = SAMPLERS["optimal"](budget=2).rates(state.policies["sampler"], shares)[0]
     even = 2 * draw.uniform(shares)[0]
     assert variance.independent(rates, scores) < 0.9 * variance.independent(even, scores)
     norms = [

@@ -341,7 +341,7 @@ def test_who_is_out_costs_nothing() -> None:
     assert good.rounds == pytest.approx(good.played, abs=5)
     assert engine.trained[0] == {0, 1, 2}
     assert engine.trained[-1] == {0, 1}
-    assert len(engine.trained) == good.played  # nobody goes on once the best is there
+    assert len(engine.trained) == good.played  # nobody continues once the best is there
     assert engine.tested[0] == [0, 1, 2]
     assert all(2 not in which for which in engine.tested[1:])
 

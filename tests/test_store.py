@@ -1,4 +1,4 @@
-"""Exact resume: however a run ends, going on with it gives the bytes that a run without the end would have given."""
+"""Exact resume: however a run ends, a resumed run gives the bytes of an unbroken one."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def make(**changes: Any) -> Experiment:
 
 
 class Toy:
-    """An engine that takes no time: an update is made of the model, the row's stream and its shift."""
+    """An engine that takes no time.
+
+    An update is made of the model, the row's stream and its shift.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         tasks = experiment.tasks
@@ -154,7 +157,10 @@ class Toy:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All that must not depend on how often the run was broken off: every byte but the wall-clock time's."""
+    """All that must not depend on how often the run was interrupted.
+
+    That is every byte but those of the wall-clock time.
+    """
     newest = max((folder / "checkpoint").iterdir())
     out: dict[str, Any] = {
         "checkpoint": newest.name,
@@ -186,14 +192,17 @@ def play(experiment: Experiment, **more: Any) -> Run:
     return execute(experiment, **{"engine": "toy", **more})
 
 
-def go_on(experiment: Experiment, folder: Path, engine: str = "toy") -> None:
-    """What a user does after a crash: resume, or start where nothing had begun."""
+def resume_or_start(experiment: Experiment, folder: Path, engine: str = "toy") -> None:
+    """Resume as a user would after a crash, or start where nothing had begun."""
     execute(experiment, out=folder, resume=(folder / "config.toml").exists(), engine=engine)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A toy for an engine; and no waiting for the disk, which matters when the power fails, and not to a process that dies."""
+    """A toy engine; and no waiting for the disk.
+
+    That matters when the power fails, but not to a process that dies.
+    """
     monkeypatch.setitem(ENGINES, "toy", Toy)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
@@ -207,7 +216,7 @@ def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unbroken(tmp_path: Path) -> dict[str, Any]:
-    """What `make()` comes to."""
+    """What an unbroken run of `make()` leaves."""
     play(make(), out=tmp_path / "unbroken")
     assert tidy(tmp_path / "unbroken")
     return contents(tmp_path / "unbroken")
@@ -346,7 +355,10 @@ def small(**policies: Any) -> State:
 
 
 def test_awkward_arrays(tmp_path: Path) -> None:
-    """What policies may well return: views, the same array twice, arrays that may not be written to, arrays laid out backwards."""
+    """What policies may well return.
+
+    Views, the same array twice, arrays that are read-only or laid out backwards.
+    """
     base = torch.arange(12.0)
     locked = np.arange(3)
     locked.flags.writeable = False
@@ -407,7 +419,7 @@ def test_models_are_written_by_their_own_names(tmp_path: Path) -> None:
         )
 
 
-# ---- the rounds break off, with time to save
+# ---- a run is interrupted, with time to save
 
 
 @pytest.mark.parametrize("server", [Sgd(), Sgd(momentum=0.9), Adam(), Yogi()], ids=repr)
@@ -454,7 +466,10 @@ PARTNERS: dict[Any, Any] = {
 def test_every_policy_survives_ctrl_c_inside_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, member: Any
 ) -> None:
-    """The checkpoint of an interrupted round is that of the round before, so no policy may have written into its state yet."""
+    """The checkpoint of an interrupted round is that of the round before.
+
+    So no policy may have written into its state yet.
+    """
     experiment = make(
         **{kind: member(), **PARTNERS.get(member, {})},
         availability=Availability(0.8, memory=0.5, known=False),
@@ -474,7 +489,7 @@ def test_every_policy_survives_ctrl_c_inside_a_round(
     with monkeypatch.context() as patch:
         patch.setattr(Sequential, "train", interrupted)
         execute(experiment, engine="sequential", out=tmp_path / "whole")
-    # in the middle of a round (in that of a probe, where there is one), and after its last update came in
+    # in the middle of a round or of its probe, and after its last update came in
     for total in (max(1, chunks // 2), chunks):
         chunks = 0
         folder = tmp_path / f"after {total}"
@@ -498,7 +513,7 @@ def remembering(name: str, place: str) -> Experiment:
 
 
 def breaking(number: int, chunks: int) -> Callable[..., Iterator[Chunk]]:
-    """Training that breaks off in one round (in its probe, where there is one) after so many chunks."""
+    """Training that fails in one round, or in its probe, after so many chunks."""
     train = Toy.train
 
     def broken(self: Toy, job: Job) -> Iterator[Chunk]:
@@ -524,7 +539,10 @@ def mapped(tensor: torch.Tensor) -> bool:
 def test_memories_survive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
-    """Broken off in the middle of every round, and after it; and a memory that was on disk is there again, and nowhere else."""
+    """Interrupted in the middle of every round, and after it.
+
+    A memory that was on disk is there again, and nowhere else.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     experiment = remembering(name, place)
     play(experiment, out=tmp_path / "whole")
@@ -559,7 +577,7 @@ def test_memories_survive(
 def test_a_broken_round_can_be_played_again(
     monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
-    """From the state before it, in the same process: its memory may have been written to by then."""
+    """From the state before it, in the same process: its memory may have been written to."""
     experiment = remembering(name, place)
     machine = Toy(experiment)
     whole, broken = (loop.begin(experiment, machine) for _ in range(2))
@@ -599,7 +617,7 @@ def test_a_memory_is_read_into_the_one_there_is(tmp_path: Path) -> None:
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # a file opened, and interrupted before its `with`
 def test_ctrl_c_at_any_line(tmp_path: Path, unbroken: dict[str, Any]) -> None:
-    """Ctrl-C anywhere in the code that plays and keeps the rounds: the run says so and can be resumed, exactly."""
+    """Ctrl-C anywhere in the code that plays and keeps the rounds: the run resumes exactly."""
     watched = {running.__file__, checkpoint.__file__, sys.modules[Folder.__module__].__file__}
     experiment = make()
 
@@ -680,7 +698,7 @@ def test_what_differs_is_told_by_the_keys_that_set_takes() -> None:
 
 
 def test_from_python(tmp_path: Path) -> None:
-    """rota.run with the same objects; what has no recipe is described in words, and compared by them."""
+    """rota.run with the same objects, which are described in a recipe's words and compared."""
     task = Task(network, federation(SIZES), batch=4)
     settings: dict[str, Any] = {
         "sampler": Curious(),
@@ -775,7 +793,7 @@ def test_going_on_needs_a_folder() -> None:
         rota.run([Task(linear, federation(SIZES))], resume=True)
 
 
-def test_a_ctrl_c_in_python_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_ctrl_c_in_python_says_how_to_resume(tmp_path: Path) -> None:
     task = Task(linear, federation(SIZES))
     with pytest.raises(KeyboardInterrupt, match=r"rota\.run\(\.\.\., out='.*', resume=True\)"):
         rota.run([task], out=tmp_path, rounds=3, watch=stop_after(1, KeyboardInterrupt()))
@@ -917,7 +935,7 @@ def test_every_kind_of_change_is_looked_at() -> None:
 def test_nothing_else_may_change(
     tmp_path: Path, change: dict[str, Any], said: str, edited: bool
 ) -> None:
-    """Not by what is given, and not by editing config.toml: the checkpoint knows what it was made with."""
+    """Not by what is given, nor by editing config.toml: the checkpoint has its configuration."""
     change = {"sampler": Uniform(2), **change}
     stopped_at(2, tmp_path, sampler=Uniform(2))
     if edited:
@@ -978,7 +996,7 @@ def test_killed_at_every_file_operation_of_more_rounds(tmp_path: Path, every_rou
         folder = tmp_path / str(operation)
         shutil.copytree(tmp_path / "short", folder)
         status = die_at(operation, False, make(rounds=3), folder)
-        go_on(make(rounds=3), folder)
+        resume_or_start(make(rounds=3), folder)
         assert contents(folder) == contents(tmp_path / "whole"), f"operation {operation}"
         assert tidy(folder)
     assert status == 0
@@ -1014,9 +1032,9 @@ OPERATIONS = {
 
 
 def die_at(operation: int, torn: bool, experiment: Experiment, folder: Path) -> int:
-    """Run or resume in a process that dies just before its n-th file operation: its status, 0 where it came to its end before.
+    """Run or resume in a process that dies just before its n-th file operation: its status.
 
-    `torn`: what it wrote last is only half there.
+    The status is 0 where it finished before. `torn`: what it wrote last is only half there.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking while there are threads
@@ -1036,7 +1054,7 @@ def die_at(operation: int, torn: bool, experiment: Experiment, folder: Path) -> 
 
     try:
         sys.addaudithook(hook)
-        go_on(experiment, folder)
+        resume_or_start(experiment, folder)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -1045,7 +1063,11 @@ def die_at(operation: int, torn: bool, experiment: Experiment, folder: Path) -> 
 
 
 def tear(folder: Path) -> None:
-    """Cut the file that was written last: a file aside loses half, rounds.jsonl the end of its last line, others were whole before."""
+    """Cut the file that was written last.
+
+    A file aside loses half, rounds.jsonl the end of its last line. Other files were complete
+    before.
+    """
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.exists() else []
     last = max(files, key=lambda path: path.stat().st_mtime_ns, default=folder)
     if last.name == "rounds.jsonl":
@@ -1056,7 +1078,10 @@ def tear(folder: Path) -> None:
 
 @pytest.mark.usefixtures("every_round")
 def test_killed_at_every_file_operation(tmp_path: Path) -> None:
-    """Die before operation k, resume and die there again (one of the two inside a write), resume and end: for every k."""
+    """For every k: die before operation k, resume and die there again, resume and finish.
+
+    One of the two processes dies inside a write.
+    """
     experiment = make(rounds=3)
     play(experiment, out=tmp_path / "unbroken")
     operation, status = 0, 137
@@ -1065,7 +1090,7 @@ def test_killed_at_every_file_operation(tmp_path: Path) -> None:
         folder = tmp_path / str(operation)
         status = die_at(operation, operation % 2 == 0, experiment, folder)
         assert die_at(operation, operation % 2 == 1, experiment, folder) in (0, 137)
-        go_on(experiment, folder)
+        resume_or_start(experiment, folder)
         assert contents(folder) == contents(tmp_path / "unbroken"), f"operation {operation}"
         assert tidy(folder)
     assert status == 0
@@ -1076,7 +1101,10 @@ def test_killed_at_every_file_operation(tmp_path: Path) -> None:
 def test_nothing_counts_before_it_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For when the power fails: what gets its final name is synced, whole, and so are the lines that a checkpoint relies on."""
+    """What gets its final name is on the disk before, in case the power fails.
+
+    So are the lines that a checkpoint relies on.
+    """
     synced: dict[int, int] = {}
     renamed = []
 
@@ -1181,7 +1209,10 @@ def test_damaged_checkpoint(
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_any_damage_is_noticed(place: Path, data: st.DataObject) -> None:
-    """Every byte of a checkpoint but its wall-clock time matters: a flipped bit or a lost end never goes unnoticed."""
+    """Every byte of a checkpoint but its wall-clock time matters.
+
+    A flipped bit or a lost end never goes unnoticed.
+    """
     shutil.rmtree(place, ignore_errors=True)
     state = replace(small(sampler={"p": np.arange(3)}), seconds=1.5, bytes_up=7, bytes_down=8)
     checkpoint.save(place, state, 0.0, {"rounds": 3})
@@ -1215,7 +1246,7 @@ def test_no_checkpoint_is_whole(
 
 
 def test_half_deleted_old_checkpoint(stopped: Path, unbroken: dict[str, Any]) -> None:
-    """A kill while an old checkpoint is being deleted, or a new one being written, leaves pieces: passed over, then removed."""
+    """A kill while a checkpoint is being deleted or written leaves pieces, which are removed."""
     for name, missing in (
         ("00000001", "state.json"),
         ("00000000", "state.safetensors"),
@@ -1271,7 +1302,7 @@ def test_another_model_in_the_checkpoint(stopped: Path) -> None:
 def test_disk_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: dict[str, Any], victim: str
 ) -> None:
-    """The run fails, the last good checkpoint stays, and with room on the disk it goes on."""
+    """The run fails, the last good checkpoint stays, and with room on the disk it is resumed."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     append, save_file = Folder.append, checkpoint.save_file
 

@@ -1,4 +1,4 @@
-"""Watchers: every one of them is told how a run begins, each round, and how it ends, however it ends."""
+"""Watchers: each of them is told how a run begins, every round, and how it ends."""
 
 from __future__ import annotations
 
