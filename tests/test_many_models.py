@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from rota.engine import ENGINES, Engine, make
 from rota.estimate import ESTIMATORS, Adam
 from rota.experiment import Experiment, State
 from rota.plan import Local, Model, Plan, Seen, Task, whole
-from rota.policies import KINDS, Opening
+from rota.policies import KINDS
 from rota.running.run import Interrupted, Run, execute
 from rota.sampling import SAMPLERS, Full
+from rota.submodel import Fixed
 from rota.weights import Weights
 from rota.world.availability import Availability
 
@@ -60,6 +61,19 @@ def apart(task: Task, number: int, index: int = 0) -> list[Model]:
     return [Model(index, weights.read(task.build(seed))) for seed in seeds]
 
 
+BEGIN = loop.begin
+
+
+@dataclass
+class Start:
+    """An engine that only knows where models begin."""
+
+    models: list[Model]
+
+    def initial(self) -> list[Model]:
+        return self.models
+
+
 def several(experiment: Experiment) -> State:
     """Three models of the first task, each with a group of clients, and one of every other task."""
     models = apart(experiment.tasks[0], len(GROUPS))
@@ -69,9 +83,9 @@ def several(experiment: Experiment) -> State:
     for index, task in list(enumerate(experiment.tasks))[1:]:
         models += apart(task, 1, index)
     shares = np.concatenate([rows, experiment.shares[1:]])
-    opening = Opening(models, shares, experiment.rounds)
-    states = {k: kind.begin(experiment.policies[k], opening) for k, kind in KINDS.items()}
-    return State(0, models, shares, states)
+    grouped = replace(experiment)
+    vars(grouped)["shares"] = shares  # a property that is computed once
+    return BEGIN(grouped, Start(models))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -134,12 +148,7 @@ def test_engines_train_the_models_of_one_task_apart(name: str, task: Callable[[]
     alike({0: twins[0, 0]}, {0: twins[0, 1]})
 
 
-ANCHOR = pytest.param(
-    "anchor", marks=pytest.mark.xfail(reason="the C library does not take anchors", strict=False)
-)
-
-
-@pytest.mark.parametrize("vector", ["start", "shift", ANCHOR])
+@pytest.mark.parametrize("vector", ["start", "shift", "anchor"])
 @pytest.mark.parametrize("task", [digits, dropping])
 def test_engines_agree_on_several_models_of_one_task(
     name: str, task: Callable[[], Task], vector: str
@@ -290,7 +299,11 @@ def test_checkpoint_and_resume_are_exact(
         assert contents(tmp_path / folder) == contents(tmp_path / "whole")
 
 
-MEMBERS = [("sampler", name) for name in SAMPLERS] + [("estimator", name) for name in ESTIMATORS]
+MEMBERS = [
+    (kind, name)
+    for kind in ("sampler", "estimator", "capacity", "submodel")
+    for name in KINDS[kind].members
+]
 
 
 @pytest.mark.parametrize(("kind", "member"), MEMBERS)
@@ -299,9 +312,9 @@ def test_every_policy_takes_several_models_of_one_task(
     kind: str, member: str, tmp_path: Path
 ) -> None:
     policy = KINDS[kind].members[member]
-    experiment = Experiment([replace(dropping(), momentum=0.0), other()], Full(), rounds=5).using(
-        **{kind: policy()}, **PARTNERS.get(policy, {})
-    )
+    tasks = [replace(dropping(), momentum=0.0), replace(other(), model=network)]
+    partners = {"capacity": Fixed((1.0, 0.5))} if kind == "submodel" else PARTNERS.get(policy, {})
+    experiment = Experiment(tasks, Full(), rounds=5).using(**{kind: policy()}, **partners)
     whole_run = execute(experiment, engine="sequential", out=tmp_path / "whole")
     groups = {f"digits.{s}": set(group) for s, group in enumerate(GROUPS)}
     for record in whole_run.records:

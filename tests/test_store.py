@@ -49,6 +49,7 @@ from rota.running.folder import Folder, checkpoint, differences, flat, refuse_us
 from rota.running.record import Record
 from rota.running.run import Interrupted, Run, execute
 from rota.sampling import SAMPLERS, Gvr, Uniform
+from rota.submodel import Fixed, Ordered
 from rota.weights import Weights
 from rota.world.availability import Availability
 
@@ -914,6 +915,8 @@ KINDS_OF_CHANGE: dict[str, tuple[dict[str, Any], str]] = {
         {"availability": Availability(0.5)},
         "availability.chance was 1.0 and is now 0.5",
     ),
+    "capacity": ({"capacity": Fixed()}, 'capacity.name was "whole" and is now "fixed"'),
+    "submodel": ({"submodel": Ordered()}, 'submodel.name was "invariant" and is now "ordered"'),
     "admission": ({"admission": Admission(9.0)}, "admission.times was not set and is now 9.0"),
     "task": (
         {"tasks": [make().tasks[0], replace(make().tasks[1], lr=0.7)]},
