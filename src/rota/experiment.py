@@ -7,18 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from rota import plan as nouns
 from rota.admission import Admission
 from rota.arrays import Array
-from rota.data.roster import Roster
 from rota.estimate import Estimator, Server
 from rota.plan import Model, Task
 from rota.policies import KINDS
 from rota.sampling import Sampler
 from rota.submodel import Capacity, Whole
-from rota.submodel.units import Units, find_units
+from rota.submodel.tasks import units_of
+from rota.submodel.units import Units
 from rota.world.availability import Availability
 from rota.world.devices import Devices
 
@@ -142,12 +140,3 @@ class State:
         """What the server holds between rounds, apart from the shares."""
         remembered = [value for state in self.policies.values() for value in state.values()]
         return sum(int(each.nbytes) for each in [*self.models, *remembered])
-
-
-def units_of(task: Task) -> Units:
-    """The droppable units of a task's network; where there is no data, found on zeros."""
-    if isinstance(task.data, Roster):
-        example = torch.zeros(2, *task.roster.shape)
-    else:
-        example = task.data.train.x[:2]
-    return find_units(task.build(), example)
