@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rota.arrays import Array
 from rota.data.federation import Federation, Part
-from rota.engine import Batched, batched, make
+from rota.engine import Batched, make
 from rota.engine.backends import Library
 from rota.engine.native import ROW, Native, Result, Unsupported, build
 from rota.engine.native.operators import RULES
@@ -35,9 +35,7 @@ BAD = 1  # the client whose data are damaged
 
 @pytest.fixture(autouse=True)
 def _on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the C library, and without the engine's own check of the data before the first round."""
     monkeypatch.setenv("ROTA_NATIVE", "1")
-    monkeypatch.setattr(batched, "strays", lambda step, x, y, offsets, width: offsets[1:] < 0)
 
 
 class Words(nn.Module):
@@ -50,13 +48,15 @@ class Words(nn.Module):
         return self.out(self.words(x).flatten(1))  # type: ignore[no-any-return]
 
 
-def words(damage: Callable[[Tensor, Tensor], None] = lambda x, y: None) -> Federation:
-    """Three clients with texts of five tokens; `damage` gets tokens and labels of client BAD."""
+Damage = Callable[[Tensor, Tensor], None]
+"""Changes the tokens and labels of a client."""
+
+
+def words() -> Federation:
+    """Three clients with texts of five tokens."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, TOKENS, (3 * EXAMPLES, 5), generator=generator)
     y = torch.randint(0, CLASSES, (3 * EXAMPLES,), generator=generator)
-    mine = slice(BAD * EXAMPLES, BAD * EXAMPLES + EXAMPLES)
-    damage(x[mine], y[mine])
     part = Part(x, y, EXAMPLES * np.arange(4))
     return Federation("words", part, part, CLASSES)
 
@@ -72,10 +72,13 @@ class Trained(NamedTuple):
     bytes_down: Array
 
 
-def train(task: Task, name: str = "batched") -> Trained:
-    engine = make(name, Experiment([task]), "cpu")
+def train(task: Task, name: str = "batched", damage: Damage = lambda x, y: None) -> Trained:
+    """Train all clients. The data of client BAD are damaged once the engine has checked all data."""
+    engine, part = make(name, Experiment([task]), "cpu"), task.federation.train
     if isinstance(engine, Batched):
         assert isinstance(engine.families[0].backend, Library), "it must not have fallen back"
+    mine = slice(*part.offsets[BAD : BAD + 2].tolist())
+    damage(part.x[mine], part.y[mine])
     n = task.data.clients
     plan = Plan(np.arange(n), np.zeros(n, int), np.ones(n), np.ones(n))
     out = Trained(
@@ -142,8 +145,8 @@ BAD_DATA = {
 @pytest.mark.parametrize("work", [{}, {"momentum": 0.9, "prox": 0.1}, {"optimizer": "adam"}])
 def test_an_index_outside_fails_its_row_alone(name: str, work: dict[str, object]) -> None:
     damage, reason = BAD_DATA[name]
-    good = train(Task(Words, words(), batch=4, epochs=2, **work))  # type: ignore[arg-type]
-    found = train(Task(Words, words(damage), batch=4, epochs=2, **work))  # type: ignore[arg-type]
+    task = Task(Words, words(), batch=4, epochs=2, **work)  # type: ignore[arg-type]
+    good, found = train(task), train(task, damage=damage)
     others = [row for row in range(3) if row != BAD]
     assert found.reason == [reason if row == BAD else "" for row in range(3)]
     assert torch.equal(found.update[others], good.update[others])
@@ -155,8 +158,8 @@ def test_an_index_outside_fails_its_row_alone(name: str, work: dict[str, object]
 
 
 def test_a_failed_row_is_as_in_the_sequential_engine() -> None:
-    task = Task(Words, words(set_token(97)), batch=4)
-    plain, fast = train(task, "sequential"), train(task)
+    task = Task(Words, words(), batch=4)
+    fast, plain = train(task, damage=set_token(97)), train(task, "sequential")
     assert [bool(reason) for reason in plain.reason] == [bool(reason) for reason in fast.reason]
     torch.testing.assert_close(fast.update, plain.update, rtol=1e-4, atol=1e-6)
     for column in ("steps", "examples", "bytes_down"):
@@ -170,21 +173,28 @@ def ignoring(label: int) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def test_damaged_clients_leave_the_library_to_the_others() -> None:
+    """The step is tried on sound examples, wherever these are."""
+    good, data = train(Task(Words, words(), batch=None)), words()
+    data.train.x[EXAMPLES:, 2] = -1
+    found = train(Task(Words, data, batch=None))
+    assert [bool(reason) for reason in found.reason] == [False, True, True]
+    assert torch.equal(found.update[0], good.update[0])
+
+
 @pytest.mark.parametrize("label", [-100, 1, 97])
 def test_an_ignored_label_has_no_loss(label: int) -> None:
     """As in torch, whether or not the label is one of the classes."""
-    task = Task(
-        lambda: Words().double(), words(set_label(label)), batch=4, loss=ignoring(label), lr=1.0
-    )
-    plain, fast = train(task, "sequential"), train(task)
+    task = Task(lambda: Words().double(), words(), batch=4, loss=ignoring(label), lr=1.0)
+    fast, plain = train(task, damage=set_label(label)), train(task, "sequential")
     assert fast.reason == [""] * 3
     torch.testing.assert_close(fast.update, plain.update, rtol=1e-8, atol=1e-11)
     np.testing.assert_allclose(fast.loss, plain.loss)
 
 
 def test_the_padding_token_has_no_gradient() -> None:
-    task = Task(lambda: Words(padding=5).double(), words(set_token(5)), batch=4, lr=1.0)
-    plain, fast = train(task, "sequential"), train(task)
+    task = Task(lambda: Words(padding=5).double(), words(), batch=4, lr=1.0)
+    fast, plain = train(task, damage=set_token(5)), train(task, "sequential")
     torch.testing.assert_close(fast.update, plain.update, rtol=1e-8, atol=1e-11)
 
 

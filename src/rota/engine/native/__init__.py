@@ -8,6 +8,7 @@ client's numbers do not depend on the other clients of the call.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import weakref
 from collections.abc import Callable
@@ -241,20 +242,20 @@ def reasons(rows: Array) -> list[str]:
 def verify(native: Native, width: int) -> None:
     """Compare one step, half of it padding, with autograd; raise Unbatchable if they differ."""
     steps, key = native.steps, torch.zeros((), dtype=torch.int64)
-    real, start = min(half(width), len(native.y)), weights.read(steps.module)
-    rows = np.zeros(1, ROW)
+    real, start = half(width), weights.read(steps.module)
+    sample, rows = copy.copy(native), np.zeros(1, ROW)
     given = {"examples": real, "batch": width, "per_epoch": 1, "steps": 1, "rate": 1.0}
     for name, value in given.items():
         rows[name] = value
 
     def trial(number: int) -> None:
-        first = min(width + number * real, len(native.y) - real)  # not what it was traced on
-        rows["first"] = first
+        pick = steps.some(real, width + number * real)  # not those that it was traced on
+        sample.x, sample.y = native.x[pick], native.y[pick]
         begin = start.params[None], start.buffers[None]
         with ThreadPoolExecutor(1) as thread:
-            result = native.start(thread, 1, width, True, rows.copy(), *begin)()
+            result = sample.start(thread, 1, width, True, rows.copy(), *begin)()
         if result.reason[0]:
-            raise Unbatchable(result.reason[0])
-        same_gradient(steps, result.update, first + rng.permutation(rng.fold(key, 0), real), key)
+            raise Unbatchable(f"leaves its tables: {result.reason[0]}")
+        same_gradient(steps, result.update, pick[rng.permutation(rng.fold(key, 0), real)], key)
 
     repeated(trial)
