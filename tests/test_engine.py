@@ -19,13 +19,15 @@ from torch import nn
 import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
-from rota.engine import ENGINES, Batched, Engine, backends, local, make, native, stack
+from rota.engine import ENGINES, Batched, Engine, backends, local, make, native, trials
 from rota.engine.backends.graphs import in_parts
 from rota.engine.flops import step_flops
 from rota.engine.group import Group, Result
 from rota.engine.rules import Unbatchable
 from rota.engine.schedule import batches, examples_of, grid, local_steps, widths
-from rota.engine.stack import Steps, active, same_gradient
+from rota.engine.stack import active
+from rota.engine.steps import Steps
+from rota.engine.trials import same_gradient
 from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.plan import Chunk, Local, Plan, Task, whole
@@ -400,7 +402,7 @@ def test_a_trial_that_rounding_spoils_is_repeated(
             raise Unbatchable("a ReLU was turned")
         same_gradient(steps, found, pick, key)
 
-    for module in (stack, native):
+    for module in (trials, native):
         monkeypatch.setattr(module, "same_gradient", compare)
     fast = make("batched", Experiment([Task(linear, federation(SIZES), batch=7)]), "cpu")
     assert isinstance(fast, Batched)

@@ -24,7 +24,7 @@ from rota.engine.native.operators import RULES
 from rota.engine.native.program import Place, Writer
 from rota.engine.native.structures import EACH, LAYER_BACKWARD, PARAMS, PRODUCT, X
 from rota.engine.native.translate import _join_updates
-from rota.engine.stack import Steps
+from rota.engine.steps import Steps
 from rota.experiment import Experiment
 from rota.plan import Plan, Task, whole
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
 import torch
+
+from rota.engine import machine
 
 
 def processor() -> str:
     """The processor's model name, or its architecture where the system does not name the model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    known = machine.processor().get("model name")
+    return known or platform.processor() or platform.machine()
 
 
 def described(device: str) -> str:

@@ -35,8 +35,9 @@ from rota.engine.schedule import (
 )
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
-from rota.engine.stack import Steps, ignores_padding, suits
+from rota.engine.steps import Steps
 from rota.engine.trace import UNKNOWN
+from rota.engine.trials import ignores_padding, suits
 from rota.errors import not_a_clients
 from rota.plan import Chunk, Job, Model, Seen, Task
 from rota.weights import Weights

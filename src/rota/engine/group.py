@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rota.arrays import Array
-from rota.engine.local import cores
+from rota.engine.machine import cores
 from rota.weights import Weights
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,11 +19,6 @@ from rota.errors import not_a_clients
 DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders
 
 TOO_FEW = "a single example, and the model normalises over the batch"
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def row_key(seed: int, now: int, client: int, task: int) -> int:

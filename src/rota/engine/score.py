@@ -18,7 +18,8 @@ from rota.arrays import Array
 from rota.data.federation import Federation
 from rota.engine.examples import on_device
 from rota.engine.functional import Forward, takes_statistics
-from rota.engine.local import cores, draws
+from rota.engine.local import draws
+from rota.engine.machine import cores
 from rota.engine.rules import without_loops
 from rota.plan import Model, Task
 from rota.weights import Weights

@@ -21,7 +21,7 @@ import torch
 
 import rota
 from rota.engine import where
-from rota.engine.local import cores
+from rota.engine.machine import cores
 from rota.errors import BadInput, did_you_mean
 from rota.files import write
 from rota_lab.bench import growth

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rota.arrays import Array
-from rota.engine.local import cores
+from rota.engine.machine import cores
 from rota_lab.bench.works import Size
 
 

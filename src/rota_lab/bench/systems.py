@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rota
-from rota.engine.local import cores
+from rota.engine.machine import cores
 from rota_lab.bench.environment import Skip, interpreter
 
 SCRIPTS = Path(__file__).parent / "peers"

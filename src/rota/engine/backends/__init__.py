@@ -23,7 +23,8 @@ from rota.engine.backends.stacks import Stacks
 from rota.engine.examples import Examples
 from rota.engine.group import Group, Result, Workers
 from rota.engine.rules import Unbatchable
-from rota.engine.stack import Steps, verify
+from rota.engine.steps import Steps
+from rota.engine.trials import verify
 from rota.errors import not_a_clients
 
 __all__ = ["Backend", "Graphs", "Group", "Library", "Result", "Stacks", "Workers", "choose"]

@@ -19,7 +19,8 @@ from rota.engine.examples import Examples
 from rota.engine.group import Group, Result, Workers
 from rota.engine.rules import on_gpu
 from rota.engine.schedule import Schedule, nearly, schedule
-from rota.engine.stack import Stack, Steps, active, begin
+from rota.engine.stack import Stack, active, begin
+from rota.engine.steps import Steps
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import torch
 
 from rota.engine.group import Group, Result, Workers
 from rota.engine.schedule import schedule
-from rota.engine.stack import Stack, Steps, active, begin
+from rota.engine.stack import Stack, active, begin
+from rota.engine.steps import Steps
 
 PARAMETERS = 1 << 20
 

@@ -41,7 +41,8 @@ from rota.engine.native.structures import (
 )
 from rota.engine.native.translate import translate
 from rota.engine.rules import Unbatchable
-from rota.engine.stack import Steps, half, repeated, same_gradient
+from rota.engine.steps import Steps
+from rota.engine.trials import half, repeated, same_gradient
 
 __all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+from rota.engine.machine import processor
 from rota.engine.native.structures import Program
 from rota.files import replacing, sync
 
@@ -211,9 +212,7 @@ def _load_from_private_folder(code: bytes, name: str, troubles: list[str]) -> ct
 
 def _processor() -> str:
     """What -march=native depends on, since several machines may share a cache."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+    known = processor()
+    if not known:
         return platform.processor() + platform.machine()
-    words = ("model name", "flags", "Features")
-    return "".join(next((line for line in lines if line.startswith(word)), "") for word in words)
+    return " ".join(known.get(name, "") for name in ("model name", "flags", "Features"))

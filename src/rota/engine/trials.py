@@ -1,0 +1,127 @@
+"""Whether a module can be trained in a stack: tried on a few examples before the first round."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from rota import weights
+from rota.engine import local
+from rota.engine.rules import Unbatchable
+from rota.engine.stack import Stack
+from rota.engine.steps import Steps
+
+TOLERANCE = 0.02
+"""Between a stacked and a plain gradient: far above rounding, far below a wrong formula."""
+ROUGH = 0.2
+"""The same if both are rounded to bfloat16."""
+PADDING = 1e-4
+"""What other padding may change of a gradient, as a fraction of it: rounding alone."""
+TRIALS = 3
+
+
+def suits(steps: Steps) -> None:
+    """Raise Unbatchable for a reason that shows without a step."""
+    tensors = [*steps.module.parameters(), *steps.module.buffers()]
+    kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if len(kinds) > 1:
+        raise Unbatchable("has parameters and buffers of several number types")
+    if steps.dtype not in (torch.float32, torch.float64):
+        raise Unbatchable(f"has {str(steps.dtype).removeprefix('torch.')} parameters")
+    if not all(parameter.requires_grad for parameter in steps.module.parameters()):
+        raise Unbatchable("has frozen parameters")
+
+
+def ignores_padding(steps: Steps, width: int) -> None:
+    """Raise Unbatchable if the examples that pad a mini-batch change the gradient of the others."""
+    real = max(1, width // 2)
+    if real == width:
+        return
+    start = weights.read(steps.module)
+    inputs = [*steps.params.views(start.params), *steps.buffers.views(start.buffers)]
+    inside = torch.arange(width, device=steps.x.device) < real
+    key, number = torch.zeros(2, dtype=torch.int64, device=steps.x.device)
+    found = []
+    for after in (width, 2 * width):
+        pick = torch.where(inside, steps.some(width), steps.some(width, after))
+        batch = (steps.x[pick], steps.y[pick], inside.to(steps.dtype) / real)
+        with torch.inference_mode():
+            results = steps.of_one(width)(*inputs, *batch, key, number)
+        found.append(torch.cat([each.flatten().double() for each in results]))
+    one, other = found
+    if not torch.allclose(one, other, rtol=0, atol=PADDING * float(one.norm()), equal_nan=True):
+        raise Unbatchable("mixes the examples of a mini-batch")
+
+
+def verify(steps: Steps, width: int) -> None:
+    """Compare a step of a stack, half of it padding, with autograd; raise Unbatchable if it is off."""
+    real, device = half(width), steps.x.device
+    weight = (torch.arange(width, device=device) < real).to(steps.dtype).expand(2, -1) / real
+    start, stack = weights.read(steps.module), Stack(steps, 2, width, fused=False)
+
+    def trial(number: int) -> None:
+        pick = steps.some(width, width + number * real)  # not those that it was traced on
+        both = pick.expand(2, -1)
+        stack.number.zero_()
+        stack.theta.copy_(start.params)
+        stack.buffers.copy_(start.buffers)
+        with whole_precision(steps.x.is_cuda):
+            stack.advance(2, steps.x[both], steps.y[both], weight)
+            same_gradient(steps, stack.gradient, pick[:real], stack.key[0])
+
+    repeated(trial)
+
+
+def repeated(trial: Callable[[int], None]) -> None:
+    """Make up to three trials, each on other examples, until one succeeds.
+
+    Rounding may turn a ReLU, in a ResNet for example, and spoil one. A wrong formula spoils all.
+    """
+    for number in range(TRIALS):
+        try:
+            return trial(number)
+        except Unbatchable:
+            if number == TRIALS - 1:
+                raise
+
+
+@contextmanager
+def whole_precision(cuda: bool) -> Iterator[None]:
+    """Without TF32, whose rounding can choose another pixel in a max-pool: no small difference."""
+    if not cuda:
+        yield
+        return
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def half(width: int) -> int:
+    """How many examples a trial has: there is to be padding, too."""
+    return min(width, max(2, width // 2))
+
+
+def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> None:
+    """Compare gradients [rows, params] with autograd's on the examples `pick`, in a first step."""
+    module = copy.deepcopy(steps.module).train()
+    rounded = torch.autocast(steps.x.device.type, steps.autocast, enabled=bool(steps.autocast))
+    try:
+        with local.Dropout(key), rounded:
+            outputs = module(steps.x[pick])
+    except ValueError as error:
+        raise Unbatchable("normalises over mini-batches of a single example") from error
+    loss = steps.task.loss(outputs.float() if steps.autocast else outputs, steps.y[pick]).mean()
+    gradient = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
+    if any(g is None for g in gradient):
+        raise Unbatchable("has unused parameters")  # which an optimiser does not even decay
+    plain = torch.cat([g.flatten() for g in gradient])
+    apart = float((found - plain).norm() / (plain.norm() * len(found) ** 0.5).clamp(min=1e-12))
+    if not apart < (ROUGH if steps.autocast else TOLERANCE):
+        raise Unbatchable(f"has another gradient when clients are stacked ({apart:.1%} off)")
