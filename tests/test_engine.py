@@ -404,7 +404,9 @@ def test_a_trial_that_rounding_spoils_is_repeated(
 
     for module in (trials, native):
         monkeypatch.setattr(module, "same_gradient", compare)
-    fast = make("batched", Experiment([Task(linear, federation(SIZES), batch=7)]), "cpu")
+    fast = make(
+        "batched", Experiment([Task(linear, federation(SIZES), batch=7, momentum=0.5)]), "cpu"
+    )
     assert isinstance(fast, Batched)
     assert len(fast.families) == (spoilt < 3)
     assert len(seen) == min(3, spoilt + 1)

@@ -159,6 +159,19 @@ class Shared(nn.Module):
         return out
 
 
+class Factored(nn.Module):
+    """A layer whose weights are a matrix plus a product of two thin ones, as in LoRA."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.whole = nn.Linear(wide, wide)
+        self.first = nn.Parameter(torch.randn(2, wide))
+        self.second = nn.Parameter(torch.randn(wide, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.whole.weight + self.second @ self.first, self.whole.bias)
+
+
 class Residual(nn.Module):
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -215,6 +228,7 @@ STACKED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Federation]]] = {
     "conv1d": (lambda: Sentence(Turned(nn.Conv1d(8, 6, 3, padding=1))), tokens),
     "tied weights": (lambda: flat(Shared(4, False)), lambda: numbers(4)),
     "one layer under two names": (lambda: flat(Shared(4, True)), lambda: numbers(4)),
+    "weights that are products": (lambda: flat(Factored(4)), lambda: numbers(4)),
     "weight norm": (
         lambda: flat(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh()),
         lambda: numbers(4),
@@ -456,6 +470,7 @@ def vectors(draw: st.DrawFn) -> tuple[nn.Module, str]:
         "same": lambda: Shared(wide, True),
         "residual": lambda: Residual(nn.Linear(wide, wide), nn.Tanh()),
         "scaled": lambda: Scaled(wide),
+        "factored": lambda: Factored(wide),
         "softmax": lambda: nn.Softmax(-1),
         "halved": lambda: Halved(wide, wide).bfloat16(),
         "noisy": lambda: Noisy(wide, wide),

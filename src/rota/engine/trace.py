@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import operator
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -239,11 +240,16 @@ def fuse(
         ):
             if result is not place:
                 graph.call_function(torch.Tensor.copy_, (place, result))
+        for at, result in enumerate(results[:count]):
+            if fused and _shares_memory(result, nodes):  # with what is about to change
+                results[at] = graph.call_function(aten.clone.default, (result,))
         for place, like, result in zip(places, params, results[:count], strict=True):
             if not fused:
                 graph.call_function(torch.Tensor.copy_, (place, result))
                 continue
             product, target = _as_product(graph, result, place, like)
+            if product is not None and any(_shares_memory(each, nodes) for each in product.args):
+                product = None  # a factor may have changed by the time it would be read
             if product is None:
                 graph.call_function(torch.Tensor.sub_, (place, result))
             else:
@@ -343,6 +349,17 @@ def _as_product(
                 return None, None
             target = graph.call_function(aten.view.default, (target, list(shape)))
     return node, target
+
+
+def _shares_memory(node: Any, inputs: list[fx.Node]) -> bool:
+    """Whether a value is one of these inputs, or a view of one."""
+    while isinstance(node, fx.Node) and node not in inputs:
+        schema = getattr(node.target, "_schema", None)
+        views = schema is not None and any(each.alias_info for each in schema.returns)
+        if not (views or node.target in SAME_PLACE or node.target is operator.getitem):
+            return False
+        node = node.args[0]
+    return isinstance(node, fx.Node)
 
 
 CHANGES = {

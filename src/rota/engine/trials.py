@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,9 +62,9 @@ def verify(steps: Steps, width: int) -> None:
     """Compare a step of a stack, half of it padding, with autograd; raise Unbatchable if it is off."""
     real, device = half(width), steps.x.device
     weight = (torch.arange(width, device=device) < real).to(steps.dtype).expand(2, -1) / real
-    start, stack = weights.read(steps.module), Stack(steps, 2, width, fused=False)
+    start = weights.read(steps.module)
 
-    def trial(number: int) -> None:
+    def trial(stack: Stack, number: int) -> None:
         pick = steps.some(width, width + number * real)  # not those that it was traced on
         both = pick.expand(2, -1)
         stack.number.zero_()
@@ -71,9 +72,11 @@ def verify(steps: Steps, width: int) -> None:
         stack.buffers.copy_(start.buffers)
         with whole_precision(steps.x.is_cuda):
             stack.advance(2, steps.x[both], steps.y[both], weight)
-            same_gradient(steps, stack.gradient, pick[:real], stack.key[0])
+            found = start.params - stack.theta if stack.fused else stack.gradient
+            same_gradient(steps, found, pick[:real], stack.key[0])
 
-    repeated(trial)
+    for fused in (True, False) if steps.plain else (False,):
+        repeated(partial(trial, Stack(steps, 2, width, fused)))
 
 
 def repeated(trial: Callable[[int], None]) -> None:
