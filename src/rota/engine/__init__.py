@@ -1,4 +1,4 @@
-"""Engines execute plans; they decide nothing. The same plan and seed give the same result on all."""
+"""Engines execute plans and decide nothing. The same plan and seed give the same result on all."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def where(device: str) -> str:
 def make(
     name: str, experiment: Experiment, device: str = "auto", precision: str = "fp32"
 ) -> Engine:
-    """Make an engine by its name ("auto": the fastest one) on a device ("auto": a GPU if there is one).
+    """Make an engine by its name ("auto": the fastest) on a device ("auto": a GPU if there is one).
 
     `precision` applies to products and convolutions: "tf32" (on a GPU) and "bf16" are faster and
     round more.

@@ -55,7 +55,7 @@ SAMPLE = 1024
 
 @dataclass(frozen=True)
 class Family:
-    """Tasks whose rows can train in one group, their examples, and the back end that trains them."""
+    """Tasks whose rows can train in one group, their examples, and what trains them."""
 
     tasks: list[int]
     steps: Steps

@@ -1,9 +1,9 @@
 """Whether the data stay inside the tables that a model looks them up in.
 
-A token beyond the embedding or a label beyond the classes may cost its own client a row, but nobody else
-anything. In a stack the tables of all rows lie side by side, so such an index would read the next row's
-table; on a GPU it would end all work on the device. `strays` finds the clients that hold one before
-anything is trained. `Guarded` raises an error where the device itself would not.
+A token beyond the embedding or a label beyond the classes may cost its own client a row, but nobody
+else anything. In a stack the tables of all rows lie side by side, so such an index would read the
+next row's table; on a GPU it would end all work on the device. `strays` finds the clients that hold
+one before anything is trained. `Guarded` raises an error where the device itself would not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOSSES = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 
 
 class Lookup(NamedTuple):
-    """Indices into a table, the least and the largest that are inside it, and one that is ignored."""
+    """Indices into a table, the least and largest inside it, and one that is ignored."""
 
     index: Any
     low: int
@@ -93,10 +93,11 @@ class Guarded(TorchDispatchMode):
 
 
 def strays(one: fx.GraphModule, x: Tensor, y: Tensor, offsets: Array, width: int) -> Array:
-    """Which owners hold an index outside of a table; owner i has the examples offsets[i]:offsets[i+1].
+    """Which owners hold an index outside of a table; owner i has examples offsets[i]:offsets[i+1].
 
-    `one` is a client's step on mini-batches of `width`, as `trace` makes it. Only the part of it that
-    leads from the data to the indices is computed. Mostly that is nothing: the data are the indices.
+    `one` is a client's step on mini-batches of `width`, as `trace` makes it. Only the part of it
+    that leads from the data to the indices is computed. Mostly that is nothing: the data are the
+    indices.
     """
     part, found = _indices(one)
     sizes = np.diff(offsets)
@@ -123,7 +124,7 @@ def strays(one: fx.GraphModule, x: Tensor, y: Tensor, offsets: Array, width: int
 
 
 def _indices(one: fx.GraphModule) -> tuple[fx.GraphModule, list[Lookup]]:
-    """The part of a step that computes indices from the data alone, and the lookups that they are for."""
+    """The part of a step that computes indices from the data alone, and the lookups of these."""
     part = copy.deepcopy(one)
     *_, x, y, _, _, _ = part.graph.find_nodes(op="placeholder")
     made_of: dict[fx.Node, set[fx.Node]] = {}

@@ -1,4 +1,7 @@
-"""What a module's layers do instead of their own: pure functions, of which every row's numbers are those of a client alone."""
+"""What some layers compute instead while a module is traced or tested.
+
+These are pure functions, and each row's numbers are those of a client that trains alone.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from rota.models.text import recurrent
 
 
 class Functional(local.Dropout):
-    """While a step is traced. Beside addressed dropout, makes BatchNorm pure: the batch's statistics count only real examples, and new
-    running ones are noted.
+    """For tracing a step: addressed dropout, and BatchNorm as a pure function.
 
-    `mask` is 1 for an example and 0 for padding. On a GPU an LSTM layer's steps in time are one operator.
+    BatchNorm's statistics count only real examples: `mask` is 1 for an example and 0 for padding.
+    Its new running statistics are noted in `changed`. On a GPU all steps in time of an LSTM layer
+    are one operator.
     """
 
     def __init__(self, key: Tensor, step: Tensor, mask: Tensor) -> None:
@@ -41,9 +45,8 @@ class Functional(local.Dropout):
     def draw(self, n: int) -> Tensor:
         if self.address is None:
             return super().draw(n)
-        drawn: Tensor = local.uniform_at(
-            *self.address, self.calls, n
-        )  # on a GPU an operator is a launch
+        # one operator, because on a GPU every operator is a launch
+        drawn: Tensor = local.uniform_at(*self.address, self.calls, n)
         return drawn
 
     def _batch_norm(
@@ -61,13 +64,13 @@ class Functional(local.Dropout):
             return F.batch_norm(
                 input, running_mean, running_var, weight, bias, training, momentum, eps
             )
-        rounded = input.dtype == torch.bfloat16 and torch.is_autocast_enabled(
-            input.device.type
-        )  # then what follows is float32
+        autocast = torch.is_autocast_enabled(input.device.type)
+        rounded = autocast and input.dtype == torch.bfloat16  # then the next layer gets float32
         if on_gpu(self.mask) and (rounded or input.dtype == torch.float32):
             from rota.engine import kernels
 
-            out, mean, _, unbiased = kernels.BatchNorm.apply(input, weight, bias, self.mask, eps)  # type: ignore[no-untyped-call]
+            norm: Any = kernels.BatchNorm
+            out, mean, _, unbiased = norm.apply(input, weight, bias, self.mask, eps)
             self._note(running_mean, running_var, mean, unbiased, momentum)
             return out  # type: ignore[no-any-return]
         dims = [0, *range(2, input.dim())]
@@ -77,9 +80,8 @@ class Functional(local.Dropout):
         mean = (input * real).sum(dims) / count
         apart = input - mean.view(shape)
         var = (apart * apart * real).sum(dims) / count
-        self._note(
-            running_mean, running_var, mean, var * count / (count - 1).clamp(min=1), momentum
-        )
+        unbiased = var * count / (count - 1).clamp(min=1)
+        self._note(running_mean, running_var, mean, unbiased, momentum)
         out = apart * torch.rsqrt(var + eps).view(shape)
         if weight is not None:
             out = out * weight.view(shape)
@@ -96,20 +98,18 @@ class Functional(local.Dropout):
         """Note the new running statistics, if there are any."""
         if running_mean is None or running_var is None:
             return
-        pace = (self.mask.sum() > 0).to(
-            running_mean.dtype
-        ) * momentum  # a row that has finished keeps its statistics
+        # a row that has finished has no real examples, and keeps its statistics
+        pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum
         for running, now in ((running_mean, mean), (running_var, unbiased)):
-            self.changed.append(
-                (running, torch.lerp(running, now.detach().to(running.dtype), pace))
-            )
+            new = torch.lerp(running, now.detach().to(running.dtype), pace)
+            self.changed.append((running, new))
 
 
 class Forward(TorchFunctionMode):
-    """In a pass for results alone. On a GPU an LSTM layer's steps in time are one operator.
+    """For a pass without gradients. On a GPU all steps in time of an LSTM layer are one operator.
 
-    `lengths` says how many of the examples, one after the other, are each client's: BatchNorm without running statistics takes theirs
-    alone, as it would on the clients.
+    `lengths` says how many examples each client has, one client after the other. BatchNorm without
+    running statistics then takes each client's alone, as it would on the client's device.
     """
 
     def __init__(self, lengths: Tensor | None = None) -> None:
@@ -127,9 +127,16 @@ class Forward(TorchFunctionMode):
 
     @staticmethod
     def _batch_norm(
-        lengths: Tensor, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
-        bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-    ) -> Tensor:  # fmt: skip
+        lengths: Tensor,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
         if running_mean is not None:
             return F.batch_norm(
                 input, running_mean, running_var, weight, bias, training, momentum, eps
@@ -137,11 +144,10 @@ class Forward(TorchFunctionMode):
         pixels, ones = list(range(2, input.dim())), [1] * (input.dim() - 2)
 
         def mean(values: Tensor) -> Tensor:
-            """Each client's, in the places of its examples."""
+            """Each client's mean, in the places of its examples."""
             each = values.mean(pixels) if pixels else values
-            own = torch.segment_reduce(
-                each, "mean", lengths=lengths, axis=0, unsafe=True
-            )  # checks would wait for a GPU
+            # "unsafe", because checks would wait for a GPU
+            own = torch.segment_reduce(each, "mean", lengths=lengths, axis=0, unsafe=True)
             return own.repeat_interleave(lengths, 0, output_size=len(each)).view(*each.shape, *ones)
 
         apart = input - mean(input)
@@ -151,7 +157,10 @@ class Forward(TorchFunctionMode):
 
 
 def takes_statistics(module: nn.Module) -> bool:
-    """Whether an example's results depend on those beside it in a pass for results alone, too: BatchNorm without running statistics."""
+    """Whether an example's results depend on the others of a pass without gradients, too.
+
+    They do in BatchNorm without running statistics.
+    """
     return any(
         isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
         for layer in module.modules()
@@ -159,7 +168,7 @@ def takes_statistics(module: nn.Module) -> bool:
 
 
 def _recurrent(inputs: Tensor, weight: Tensor) -> Tensor:
-    """An LSTM layer's steps in time; autocast may have rounded their inputs."""
+    """All steps in time of an LSTM layer; autocast may have rounded their inputs."""
     if not on_gpu(weight) or inputs.dtype not in (torch.float32, torch.bfloat16):
         return recurrent(inputs, weight)
     from rota.engine import kernels

@@ -38,8 +38,8 @@ class Group:
 
     Everything is an array over the rows, except `width`, `key` and `start`. Row r trains task
     task[r] on the examples[r] examples of client[r], which begin at first[r] of the family's
-    examples. It takes steps[r] steps, per_epoch[r] in each pass over its examples, on mini-batches of
-    batch[r] examples that are padded to `width`. It begins at line[r] of `start`.
+    examples. It takes steps[r] steps, per_epoch[r] in each pass over its examples, on mini-batches
+    of batch[r] examples that are padded to `width`. It begins at line[r] of `start`.
     """
 
     width: int

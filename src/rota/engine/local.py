@@ -1,4 +1,4 @@
-"""What all engines share about a client's local work: its mini-batches and its dropout masks, both addressed."""
+"""What all engines share about a client's local work: a row's key, and addressed dropout masks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from torch.overrides import TorchFunctionMode
 from rota import rng
 from rota.errors import not_a_clients
 
-DROPOUT = -1  # the word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its epochs' orders
+DROPOUT = -1
+"""The word that leads from a row's key to its dropout masks; 0, 1, 2 ... lead to its orders."""
 
 TOO_FEW = "a single example, and the model normalises over the batch"
 
 
 def row_key(seed: int, now: int, client: int, task: int) -> int:
-    """The key of all randomness inside one row: who trains what in which round."""
+    """The key of all randomness in one row: who trains what in which round."""
     return rng.key(seed, "train", now, client, task)
 
 
 @torch.library.custom_op("rota::uniform", mutates_args=())
 def uniform(key: Tensor, n: int) -> Tensor:
-    """rng.uniform as one operator, so that a traced step has one node for it, and a GPU one kernel."""
+    """rng.uniform as one operator: one node in a traced step, and one kernel on a GPU."""
     if key.is_cuda and importlib.util.find_spec("triton") is not None:
         from rota.engine import kernels
 
@@ -39,7 +40,7 @@ def uniform(key: Tensor, n: int) -> Tensor:
 
 @torch.library.custom_op("rota::uniform_at", mutates_args=())
 def uniform_at(key: Tensor, step: Tensor, call: int, n: int) -> Tensor:
-    """The numbers of the c-th dropout call of a step, from the row's key on: Dropout's address in one operator."""
+    """The random numbers of a dropout call, addressed as in `Dropout`, as one operator."""
     if key.is_cuda and importlib.util.find_spec("triton") is not None:
         from rota.engine import kernels
 
@@ -49,10 +50,11 @@ def uniform_at(key: Tensor, step: Tensor, call: int, n: int) -> Tensor:
 
 
 class Dropout(TorchFunctionMode):
-    """Inside this context dropout takes its masks from the row's own stream, whoever else trains beside it.
+    """Inside this context dropout takes its masks from the row's own stream.
 
-    The mask of the c-th dropout call of step t is a function of (key, t, c) and of the element's position. It covers nn.Dropout
-    and nn.Dropout1d/2d/3d and their functional forms.
+    So they do not depend on the other rows. The mask of call c in step t is a function of (key, t,
+    c) and of an element's position. This covers nn.Dropout, nn.Dropout1d/2d/3d and their functional
+    forms.
     """
 
     def __init__(self, key: Tensor) -> None:
@@ -102,7 +104,7 @@ _MASKED = {F.dropout, *_WHOLE_CHANNELS}
 
 
 def uses_dropout(module: nn.Module, x: Tensor) -> bool:
-    """Whether a training pass draws any dropout mask (the context costs a little on every torch call, so only then)."""
+    """Whether a training pass draws a dropout mask; only then is the context worth its cost."""
     probe = Dropout(rng.as_tensor([0])[0].to(x.device))
     try:
         with torch.no_grad(), probe:
@@ -128,7 +130,10 @@ def draws(module: nn.Module, x: Tensor) -> bool:
 
 
 def smallest_batch(module: nn.Module, x: Tensor) -> int:
-    """For a single example x: 1, or 2 where the module normalises over the batch and refuses to train on a single example (BatchNorm1d)."""
+    """The smallest mini-batch that a module trains on; x is a single example.
+
+    It is 2 for a module that normalises over the mini-batch and refuses one example (BatchNorm1d).
+    """
     try:
         with torch.no_grad():
             copy.deepcopy(module).train()(x)

@@ -14,7 +14,7 @@ def cores() -> int:
 
 @functools.cache
 def processor() -> dict[str, str]:
-    """What /proc/cpuinfo says about the first core, by name; nothing where there is no such file."""
+    """What /proc/cpuinfo says about the first core, by name; empty if there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""From one client's computation to many clients' at once: a traced graph, run with a leading row axis on every tensor.
+"""From one client's computation to that of many: traced tensors get an axis of rows.
 
-`torch.func.vmap` has a rule for almost every operator, and the rules here are for those where its own is missing or slow: products
-become batched products, and convolutions (which vmap turns into grouped convolutions, a slow path of every library) become
-im2col and batched products.
+`torch.func.vmap` has a rule for almost every operator. The rules here replace those that are
+missing or slow. Products become batched products. Convolutions become im2col and batched products:
+vmap turns them into grouped convolutions, which are a slow path of every library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unbatchable(Exception):
 
 
 class Rows(fx.Interpreter):
-    """Runs a graph traced for one client on stacked inputs: every tensor has one more axis in front, the row."""
+    """Runs a graph that was traced for one client on inputs with an axis of rows in front."""
 
     def run_node(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -70,9 +70,10 @@ class Rows(fx.Interpreter):
 
 
 def mapped(target: Any, one: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
-    """Map one(operator, *tensors) over the rows. Results that are None (a gradient that is not asked for) stay None.
+    """Map one(operator, *tensors) over the rows.
 
-    An operator that vmap has no rule for is taken apart into simpler ones, where torch knows how.
+    A result may be None, such as a gradient that is not asked for. An operator for which vmap has
+    no rule is decomposed into simpler ones, if torch knows how.
     """
     form: list[tuple[Any, list[bool]]] = []
 
@@ -99,7 +100,10 @@ def mapped(target: Any, one: Callable[..., Any], tensors: Sequence[Tensor]) -> A
 
 @contextmanager
 def without_loops() -> Iterator[None]:
-    """Where vmap has no rule for an operator it loops over the rows, slowly, and warns; here it raises RuntimeError instead."""
+    """Raise RuntimeError where vmap has no rule for an operator.
+
+    Otherwise it would warn, and loop over the rows slowly.
+    """
     functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
@@ -116,7 +120,7 @@ def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def _nll_loss(
     log_p: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
 ) -> tuple[Tensor, Tensor] | None:
-    """-log p of the target's class. Padding examples have a valid class, so nothing needs to be ignored."""
+    """-log p of the target's class. Padding has a valid class, so nothing needs to be ignored."""
     if weight is not None or reduction != 0 or log_p.dim() != 3 or ignore != -100:
         return None
     return -log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1), log_p.new_zeros(len(log_p))
@@ -152,11 +156,10 @@ def on_gpu(x: Tensor) -> bool:
 def patches(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """im2col with the examples in the columns' place: [rows, batch * out_height * out_width, channels * kernel]."""
+    """im2col, as [rows, batch * out_height * out_width, channels * kernel]."""
     padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    windows = padded.unfold(3, size[0], stride[0]).unfold(
-        4, size[1], stride[1]
-    )  # [R, B, C, H', W', kh, kw]
+    windows = padded.unfold(3, size[0], stride[0]).unfold(4, size[1], stride[1])
+    # windows are [R, B, C, H', W', kh, kw]
     rows, batch, channels, high, wide = windows.shape[:5]
     return windows.permute(0, 1, 3, 4, 2, 5, 6).reshape(
         rows, batch * high * wide, channels * size[0] * size[1]
@@ -174,7 +177,10 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor | None:
-    """[R, B, C, H, W] with [R, O, C, kh, kw]; the result has channels-last strides, which cost nothing to what follows."""
+    """[R, B, C, H, W] with [R, O, C, kh, kw].
+
+    The result has channels-last strides, which cost the next operators nothing.
+    """
     if not _plain_2d(x, dilation, transposed, groups):
         return None
     size = weight.shape[3:]
@@ -223,13 +229,16 @@ def _convolution_backward(
     return d_input, d_weight, d_bias
 
 
+def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
+    """What is contiguous for one row may not be so in a stack."""
+    return a.reshape(len(a), *shape)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.bmm,
     aten.addmm.default: _addmm,
     aten.t.default: lambda a: a.transpose(1, 2),
-    aten.view.default: lambda a, shape: a.reshape(
-        len(a), *shape
-    ),  # what is contiguous for one may not be so in a stack
+    aten.view.default: _view,
     torch.ops.rota.uniform.default: local.uniform,
     torch.ops.rota.uniform_at.default: local.uniform_at,
     aten.lift_fresh_copy.default: torch.clone,
@@ -238,4 +247,4 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
 }
-"""Operator -> its computation on stacked tensors; None from a rule leaves the operator to vmap."""
+"""Operator -> its computation on stacked tensors. A rule that returns None leaves it to vmap."""

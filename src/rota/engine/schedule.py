@@ -3,8 +3,8 @@
 Every pass over a client's examples has a new order, which its row's key and the number of the pass
 determine. It is cut into mini-batches of the task's batch size. The last one may be smaller; one
 below `least` is left out. `batches` says so for one client. For speed, `schedule` does it for many
-rows at once, and so do kernels/small.py on a GPU and native/rota.c; tests/test_local_work.py compares
-them all.
+rows at once, and so do kernels/small.py on a GPU and native/rota.c; tests/test_local_work.py
+compares them all.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WORDS = 1 << 26
 class Schedule:
     """What the rows of a group do, step by step.
 
-    `index` [steps, rows, width] are places among the family's examples. `weight`, of the same shape,
-    is 1 / (examples in the mini-batch), or 0 for padding. `key` is each row's key.
+    `index` [steps, rows, width] are places among the family's examples. `weight`, of the same
+    shape, is 1 / (examples in the mini-batch), or 0 for padding. `key` is each row's key.
     """
 
     index: Tensor
@@ -167,8 +167,8 @@ def examples_of(task: Task, sizes: Array, least: int) -> Array:
 def grid(n: int, fine: int = 16) -> int:
     """The sizes that stacks are made for; the one that holds n.
 
-    These are all whole numbers up to `fine`, which is a power of two, and then `fine` / 2 of them up
-    to each next power of two. At most an eighth is padding with 16, and a quarter with 8.
+    These are all whole numbers up to `fine`, which is a power of two, and then `fine` / 2 of them
+    up to each next power of two. At most an eighth is padding with 16, and a quarter with 8.
     """
     if n <= fine:
         return n
@@ -185,9 +185,9 @@ def nearly(n: int) -> int:
 def widths(task: Task, sizes: Array, fine: int = 16, least: int = 1) -> Array:
     """How wide each client's mini-batches are made in a group.
 
-    Every width is a group of its own, so they come from a short list. Where a step takes all examples
-    of a client, it is the grid. Elsewhere it is the batch size and its halves, down to `least`: the
-    smallest one that holds all examples of the client.
+    Every width is a group of its own, so they come from a short list. Where a step takes all
+    examples of a client, it is the grid. Elsewhere it is the batch size and its halves, down to
+    `least`: the smallest one that holds all examples of the client.
     """
     if task.batch is None:
         return np.array([grid(int(n), fine) for n in sizes])

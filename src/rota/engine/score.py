@@ -24,24 +24,29 @@ from rota.engine.rules import without_loops
 from rota.plan import Model, Task
 from rota.weights import Weights
 
-BATCH, ON_CPU, WORK = 1000, 100, 3e8
-"""The most examples that are tested at once on a GPU, and on a CPU, where their features should stay in its cache; there it may be more of
-a small network, whose training on them takes so many FLOPs.
-"""
+BATCH = 1000
+"""The most examples in one pass."""
+ON_CPU = 100
+"""The most examples in one pass on a CPU, so that their features stay in its cache."""
+WORK = 3e8
+"""A small network may have more on a CPU: as many as take these FLOPs in training."""
 STACK = 32
 """The most models in one stack."""
 TOLERANCE = 1e-3
-"""Between the losses of a stacked and of a plain pass, in parts of the loss."""
+"""The relative difference that the losses of a stacked and a plain pass may have."""
 
 Measure = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""Examples, their targets and `lengths` -> each one's loss and score, [models, examples] both."""
+"""Examples, their targets and `lengths` -> the loss and score of each, both [models, examples]."""
 Kind = tuple[int, ...]
 """What models that can be tested together agree on."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Means over the test examples; `by_client` is each client's own mean score where the clients have test sets (NaN: none)."""
+    """Means over the test examples.
+
+    `by_client` is the mean score of each client that has a test set of its own; NaN where it has none.
+    """
 
     loss: float
     accuracy: float
@@ -49,7 +54,7 @@ class Score:
 
 
 class Scorer:
-    """The tasks' test parts on one device: each is there once, however many models are tested on it."""
+    """The tasks' test parts on one device, each of them once."""
 
     def __init__(
         self, tasks: list[Task], modules: list[nn.Module], flops: list[float], device: torch.device
@@ -65,41 +70,37 @@ class Scorer:
         )
 
     def passes(self, s: int, sizes: Sequence[int] | Array) -> list[tuple[slice, Tensor | None]]:
-        """Owners' examples, one after the other, in passes over model s; each with its `lengths` if results depend on who is beside whom.
+        """Passes of task s's network over owners' examples, which lie one owner after the other.
 
-        The number of examples in a pass does not depend on the device then.
+        Where an example's results depend on the others in its pass, a pass has `lengths` (see
+        `forward`), and its size does not depend on the device.
         """
         if not takes_statistics(self.modules[s]):
-            most = (
-                int(np.clip(WORK / max(self.flops[s], 1.0), ON_CPU, BATCH))
-                if self.threads
-                else BATCH
-            )
-            total = int(np.sum(sizes))
+            small = int(np.clip(WORK / max(self.flops[s], 1.0), ON_CPU, BATCH))
+            most, total = small if self.threads else BATCH, int(np.sum(sizes))
             return [(slice(start, start + most), None) for start in range(0, total, most)]
-        pieces = np.array(
-            [
-                len(piece)
-                for n in sizes
-                if n
-                for piece in np.array_split(np.arange(n), -(-n // BATCH))
-            ]
-        )
-        number = (np.cumsum(pieces) - pieces) // BATCH
+        lengths: list[int] = []
+        for n in sizes:  # an owner with many examples has several, nearly equal pieces
+            if n:
+                lengths += [len(piece) for piece in np.array_split(np.arange(n), -(-n // BATCH))]
+        pieces = np.array(lengths)
+        number = (np.cumsum(pieces) - pieces) // BATCH  # of the pass that a piece begins in
         cuts = np.split(pieces, np.flatnonzero(np.diff(number)) + 1)
-        starts = np.cumsum([0, *(cut.sum() for cut in cuts)]).tolist()
-        lengths = [
-            torch.from_numpy(cut).to(self.device) if len(cut) > 1 or cut[0] == 1 else None
-            for cut in cuts
-        ]
-        return list(zip(map(slice, starts, starts[1:]), lengths, strict=False))
+        passes: list[tuple[slice, Tensor | None]] = []
+        end = 0
+        for cut in cuts:
+            start, end = end, end + int(cut.sum())
+            alone = len(cut) == 1 and cut[0] > 1
+            known = None if alone else torch.from_numpy(cut).to(self.device)
+            passes.append((slice(start, end), known))
+        return passes
 
     def one_by_one(self, models: list[Model], which: Sequence[int]) -> list[Score]:
-        """The scores of the models with these numbers, in one pass over the test part each."""
+        """The scores of the models with these numbers, one model after the other."""
         return [self._score(models[s].task, 1, self._plain(models[s]))[0] for s in which]
 
     def together(self, models: list[Model], which: Sequence[int]) -> list[Score]:
-        """The same, with models of one network on the same data in one pass."""
+        """The same scores, with models of one network on the same data tested together."""
         kinds: dict[Kind, list[int]] = {}
         for s in which:
             task = self.tasks[models[s].task]
@@ -135,14 +136,14 @@ class Scorer:
         return out
 
     def spread(self, s: int, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
-        """A function of each of these parts, on all cores of a CPU.
+        """Map a function over these parts, on all cores of a CPU.
 
-        Where model s draws random numbers, one part follows the other, because all threads draw
-        from one generator.
+        If the network of task s draws random numbers, one part follows the other, because all
+        threads draw from one generator.
         """
 
         def one(part: Any) -> Any:
-            with torch.no_grad():  # which is each thread's own
+            with torch.no_grad():  # every thread has its own setting
                 return function(part)
 
         if s not in self.draws:
@@ -179,10 +180,10 @@ class Scorer:
         return lambda x, y, _: many(params, buffers, x, y)
 
     def _stackable(self, kind: Kind, models: list[Model]) -> bool:
-        """Whether a stack pays and is right: tried once on a few examples, against a plain pass.
+        """Whether a stack is faster and right: tried once on a few examples, against a plain pass.
 
-        Convolutions with many weights become grouped ones, which are slower than one model at a
-        time: a test batch fills the device.
+        Networks with convolutions are tested one by one: a test batch of one fills the device, and a
+        stack would turn them into slower, grouped convolutions.
         """
         if len(models) == 1:
             return False
@@ -207,14 +208,15 @@ class Scorer:
 
 
 def forward(module: nn.Module, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """A module's outputs; `lengths`: how many of the examples, one after the other, are each owner's, who knows no others."""
-    if x.is_cuda and x.dim() == 4:
-        x = x.contiguous(
-            memory_format=torch.channels_last
-        )  # convolutions would turn round all they see otherwise
-    with (
-        Forward(lengths) if x.is_cuda or lengths is not None else nullcontext()
-    ):  # it costs a little on every call
+    """A module's outputs.
+
+    `lengths` says how many examples each owner has, one owner after the other. An owner's outputs are
+    as if its examples were the only ones.
+    """
+    if x.is_cuda and x.dim() == 4:  # otherwise convolutions would transpose all they get
+        x = x.contiguous(memory_format=torch.channels_last)
+    needed = x.is_cuda or lengths is not None  # the context costs a little on every call
+    with Forward(lengths) if needed else nullcontext():
         out: Tensor = module(x)
         return out
 

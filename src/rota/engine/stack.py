@@ -1,4 +1,4 @@
-"""A stack in training: the parameters of its rows are one matrix, and one step moves all of them."""
+"""A stack in training: its rows' parameters are one matrix, and one step moves all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rota.engine.steps import Step, Steps
 
 
 class Stack:
-    """Up to `rows` rows of one task. Row r has the parameters theta[r]; the most steps come first."""
+    """Up to `rows` rows of one task, most steps first. Row r has the parameters theta[r]."""
 
     def __init__(self, steps: Steps, rows: int, width: int, fused: bool) -> None:
         device, dtype = steps.x.device, steps.dtype
@@ -23,7 +23,7 @@ class Stack:
         self.number, self.key, self.last = (
             torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)
         )
-        """The number of the step, which is the same for all rows; the rows' keys, and their steps."""
+        """The number of the step (the same for all rows), the rows' keys, and their steps."""
         self.rate = torch.zeros(rows, device=device, dtype=dtype)
         self.prepared: dict[int, tuple[Step, list[Tensor], list[Tensor]]] = {}
         if not fused:

@@ -1,9 +1,10 @@
-"""One local step as a flat list of operators: traced once from the user's module, with the SGD update fused into it.
+"""One local step as a flat list of operators, traced from the user's module.
 
-`trace` records the operators of a step (forward, loss, backward) for one client with torch's tracer; `stack` makes of that the same
-step for many rows; `fuse` lets the step update its parameters in place: where a gradient is a matrix product a @ b, the
-product is added straight into the weights (addmm_), so that no gradient tensor is ever written or read. The learning rate is
-inside the examples' weights, so it can differ from row to row.
+`trace` records the operators of a step (forward, loss, backward) of one client with torch's tracer.
+`stack` turns that into the same step for many rows. `fuse` lets the step update its parameters in
+place: where a gradient is a matrix product a @ b, the product is added straight into the weights
+(addmm_), and no gradient is ever written or read. The learning rate is a part of the examples'
+weights, so it can differ between rows.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Layout:
 
 @contextmanager
 def _naming_the_part(module: nn.Module) -> Iterator[None]:
-    """Turn any error into one that names the innermost part of the module that was running."""
+    """Turn any error into an Unbatchable that names the part of the module that was running."""
     running: list[str] = []
     names = {part: name for name, part in module.named_modules()}
 
@@ -118,10 +119,11 @@ UNKNOWN = "has an operation that is only known for one client at a time"
 def trace(
     task: Task, module: nn.Module, x: Tensor, y: Tensor, autocast: torch.dtype | None = None
 ) -> fx.GraphModule:
-    """One client's step on a batch like x, y: (*params, *buffers, x, y, weight, key, step) -> (*gradients, *new buffers, loss).
+    """One client's step on a mini-batch like x, y.
 
-    `weight` [batch] is learning rate / batch size for an example and 0 for padding; the gradients are those of the weighted sum
-    of losses. `key` addresses the row's dropout masks.
+    It maps (*params, *buffers, x, y, weight, key, step) to (*gradients, *new buffers, loss).
+    `weight` [batch] is learning rate / batch size for an example, and 0 for padding. The gradients
+    are those of the weighted sum of the losses. `key` addresses the row's dropout masks.
     """
     params, buffers = Layout.params(module), Layout.buffers(module)
     others = {n: b for n, b in module.named_buffers() if not b.is_floating_point()}
@@ -155,9 +157,8 @@ def trace(
         return [*gradients, *new, total]
 
     weight = torch.ones(len(y), device=x.device, dtype=next(module.parameters()).dtype)
-    key, number = torch.zeros(
-        2, dtype=torch.int64, device=x.device
-    )  # two tensors: the tracer tells inputs apart by identity
+    # two tensors, because the tracer tells inputs apart by identity
+    key, number = torch.zeros(2, dtype=torch.int64, device=x.device)
     values = [p.detach() for p in module.parameters()]
     held = [b.detach() for b in module.buffers() if b.is_floating_point()]
     with (
@@ -176,7 +177,10 @@ def trace(
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """nn.LSTM and nn.GRU show their products only without oneDNN; switching it warns about an unrelated setting."""
+    """Switch oneDNN off: with it nn.LSTM and nn.GRU hide their products.
+
+    The switch warns about an unrelated setting.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
@@ -185,9 +189,12 @@ def _without_onednn() -> Iterator[None]:
 
 @contextmanager
 def _shapes_alone() -> Iterator[None]:
-    """The tracer notes the shape of every value and, in twice the time, a fake copy of it, which nobody here reads."""
+    """Let the tracer note shapes, but no fake copies of values: nobody reads them here.
+
+    Copies double the time.
+    """
     copies = getattr(proxy_tensor, "extract_val", None)
-    if copies is None:  # another torch: slower, and as right
+    if copies is None:  # another version of torch: slower, and just as right
         yield
         return
     proxy_tensor.extract_val = lambda *_, **__: None
@@ -198,7 +205,7 @@ def _shapes_alone() -> Iterator[None]:
 
 
 def stack(one: fx.GraphModule, rows: int, inputs: list[Tensor]) -> fx.GraphModule:
-    """The same step for many rows: every input has the row axis in front. `inputs` are examples of them."""
+    """The same step for many rows. Every input has an axis of rows in front, as `inputs` do."""
     try:
         if on_gpu(inputs[0]):
             from rota.engine.merge import merge
@@ -217,10 +224,11 @@ SAME_PLACE = {aten.t.default, aten.transpose.int, aten.view.default, aten._unsaf
 def fuse(
     graph_module: fx.GraphModule, params: list[Tensor], buffers: int, fused: bool
 ) -> fx.GraphModule:
-    """The step as a graph (*params, *buffers, x, y, weight, key, step, loss, *gradients) -> None that works in place.
+    """The step as a graph that works in place.
 
-    It adds the loss to `loss` and replaces the buffers. With `fused` it subtracts the gradients from the params, and takes no `gradients`;
-    without, it writes the gradients there.
+    It takes (*params, *buffers, x, y, weight, key, step, loss, *gradients) and returns nothing. It
+    adds the loss to `loss` and replaces the buffers. With `fused` it subtracts the gradients from
+    the parameters, and takes no `gradients`. Otherwise it writes the gradients there.
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
@@ -265,7 +273,7 @@ def fuse(
 
 
 def directly(graph_module: fx.GraphModule, cuda: bool) -> fx.GraphModule:
-    """The same step with its operators called by their direct bindings, and on a GPU by kernels of our own."""
+    """The same step with faster calls: torch's direct bindings, and on a GPU rota's own kernels."""
     direct = {**DIRECT, **_gpu_products(graph_module.graph)} if cuda else DIRECT
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
@@ -276,10 +284,12 @@ def directly(graph_module: fx.GraphModule, cuda: bool) -> fx.GraphModule:
 
 
 def resize(one: fx.GraphModule, other: fx.GraphModule, far: Fraction) -> fx.GraphModule:
-    """The step for other rows or another width, from the steps for two of them: 0 gives the first, 1 the other, 2 goes on as far again.
+    """The step for another number of rows or another width, made from the steps for two of them.
 
-    Every size in it is a + b * rows, or a + b * width, and two points give a and b. Tracing takes seconds for a large network; this takes
-    milliseconds. Raises Unbatchable where the two do not lie on such a line.
+    `far` 0 gives the first step, 1 the other one, and 2 the one as far again. Every size in a step
+    is a + b * rows, or a + b * width, and two steps give a and b. That takes milliseconds, where
+    tracing takes seconds for a large network. Raises Unbatchable if the two do not lie on such a
+    line.
     """
 
     def between(p: Any, q: Any, own: Any) -> Any:
@@ -290,24 +300,20 @@ def resize(one: fx.GraphModule, other: fx.GraphModule, far: Fraction) -> fx.Grap
         if type(own) is int:
             at = p + (q - p) * far
             if at.denominator != 1:
-                raise Unbatchable(f"a size of its computation, {p} and {q}, is none at {far}")
+                raise Unbatchable(f"has sizes, {p} and {q}, with nothing at {far}")
             return int(at)
-        if repr(p) != repr(q):  # not a nan
-            raise Unbatchable(f"its computation has {p} at one size, and {q} at another")
+        if repr(p) != repr(q):  # as text, because a NaN does not equal itself
+            raise Unbatchable(f"computes with {p} at one size and with {q} at another")
         return own
 
     if len(one.graph.nodes) != len(other.graph.nodes):
-        raise Unbatchable(
-            f"its computation has {len(one.graph.nodes)} steps at one size, and {len(other.graph.nodes)} at another"
-        )
+        raise Unbatchable("computes differently at different sizes")
     sized = copy.deepcopy(other)
     for p, q, own in zip(one.graph.nodes, other.graph.nodes, sized.graph.nodes, strict=True):
         if p.target != q.target:
-            raise Unbatchable(
-                f"its computation has {p.target} at one size, and {q.target} at another"
-            )
+            raise Unbatchable(f"computes {p.target} at one size and {q.target} at another")
         if p.op == "get_attr" and not torch.equal(getattr(one, p.target), getattr(other, q.target)):
-            raise Unbatchable(f"its constant {p.target} depends on the size")
+            raise Unbatchable(f"has a constant, {p.target}, that depends on the size")
         own.args = between(p.args, q.args, own.args)
         own.kwargs = {
             name: between(p.kwargs[name], q.kwargs[name], value)
@@ -320,22 +326,19 @@ def resize(one: fx.GraphModule, other: fx.GraphModule, far: Fraction) -> fx.Grap
 def _as_product(
     graph: fx.Graph, result: fx.Node, place: fx.Node, like: Tensor
 ) -> tuple[fx.Node | None, Any]:
-    """If a gradient is a matrix product seen through transposes and views: the product, and the parameter seen the same way."""
-    way = []
-    node = result
+    """The matrix product that a gradient is, and the parameter in the product's shape.
+
+    The product may be behind transposes and views; (None, None) if there is none.
+    """
+    way, node = [], result
     while node.op == "call_function" and node.target in SAME_PLACE:
         way.append(node)
         node = node.args[0]  # type: ignore[assignment]
-    if (
-        node.op != "call_function"
-        or node.target not in (aten.mm.default, aten.bmm.default)
-        or len(node.users) > 1
-    ):
+    product = node.op == "call_function" and node.target in (aten.mm.default, aten.bmm.default)
+    if not product or len(node.users) > 1:
         return None, None
     seen, target = like, place
-    for step in (
-        way
-    ):  # undo each view on the parameter's side; where that needs a copy, there is no such place
+    for step in way:  # undo each view on the parameter's side; that must not need a copy
         shape = step.args[0].meta["tensor_meta"].shape  # type: ignore[union-attr]
         if step.target is aten.t.default:
             seen, target = seen.t(), graph.call_function(aten.t.default, (target,))
@@ -369,7 +372,7 @@ CHANGES = {
     torch.Tensor.baddbmm_,
     torch.Tensor.addmm_,
 }
-DIRECT = {  # the same operators by their direct bindings, which cost a third of the call through torch.ops
+DIRECT = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.t.default: torch.t,
@@ -390,27 +393,21 @@ DIRECT = {  # the same operators by their direct bindings, which cost a third of
     aten._log_softmax.default: torch._log_softmax,
     aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
 }
+"""The direct bindings of some operators, which cost a third of a call through torch.ops."""
 
 
 def _tidy(graph: fx.Graph) -> None:
-    """Cancel double transposes and products with one, compute nothing twice, drop what nobody uses."""
+    """Cancel double transposes and products with one, compute nothing twice, drop unused values."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
             inner = node.args[0]
-            if (
-                inner.op == "call_function"
-                and inner.target is node.target
-                and inner.args[1:] == node.args[1:]
-            ):
+            same = inner.op == "call_function" and inner.target is node.target
+            if same and inner.args[1:] == node.args[1:]:
                 node.replace_all_uses_with(inner.args[0])
-        elif (
-            node.target is aten.mul.Tensor
-            and _ones(node.args[0])
-            and _kind(node.args[1]) == _kind(node)
-        ):
-            node.replace_all_uses_with(
-                node.args[1]
-            )  # the backward pass begins with a gradient of one
+        elif node.target is aten.mul.Tensor:
+            one, other = node.args  # the backward pass begins with a gradient of one
+            if _ones(one) and _kind(other) == _kind(node):
+                node.replace_all_uses_with(other)
     first: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target not in CHANGES:
@@ -423,22 +420,21 @@ def _tidy(graph: fx.Graph) -> None:
 
 
 def _ones(node: Any) -> bool:
-    while isinstance(node, fx.Node) and node.target in (
-        aten.expand.default,
-        aten.view.default,
-        aten.unsqueeze.default,
-    ):
+    """Whether a value is ones everywhere."""
+    shapes = (aten.expand.default, aten.view.default, aten.unsqueeze.default)
+    while isinstance(node, fx.Node) and node.target in shapes:
         node = node.args[0]
     return isinstance(node, fx.Node) and node.target is aten.ones_like.default
 
 
 def _kind(node: Any) -> object:
-    """A value's shape and type, where the tracer has noted them."""
+    """A value's shape and type, if the tracer has noted them."""
     meta = node.meta.get("tensor_meta") if isinstance(node, fx.Node) else None
     return None if meta is None else (meta.shape, meta.dtype)
 
 
 def _gpu_products(graph: fx.Graph) -> dict[Any, Any]:
+    """Products by rota's own kernels."""
     if importlib.util.find_spec("triton") is None:
         return {}
     from rota.engine import kernels, merge

@@ -59,7 +59,7 @@ def ignores_padding(steps: Steps, width: int) -> None:
 
 
 def verify(steps: Steps, width: int) -> None:
-    """Compare a step of a stack, half of it padding, with autograd; raise Unbatchable if it is off."""
+    """Compare a stack's step, half of it padding, with autograd; raise Unbatchable if it is off."""
     real, device = half(width), steps.x.device
     weight = (torch.arange(width, device=device) < real).to(steps.dtype).expand(2, -1) / real
     start = weights.read(steps.module)

@@ -132,8 +132,8 @@ def in_parts(
 class GraphStack:
     """A stack, its mini-batches on the GPU, and a CUDA graph per number of rows that take part.
 
-    A graph reads the step's number from the stack, so a replay needs nothing from the host. It holds
-    the addresses of the stack and of the data: both stay in place while the object lives. The
+    A graph reads the step's number from the stack, so a replay needs nothing from the host. It
+    holds the addresses of the stack and of the data: both stay in place while the object lives. The
     intermediate results of a step lie in `pool`, which all stacks share that never run at the same
     time, because none of them outlives a step.
     """
@@ -242,7 +242,7 @@ class GraphStack:
 
 
 def rows_that_fit(steps: Steps, width: int) -> int:
-    """The power of two of rows that fits well into the free memory, judged by a step of two rows."""
+    """The power of two of rows that fits the free memory well, judged by a step of two rows."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

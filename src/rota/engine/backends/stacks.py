@@ -26,9 +26,9 @@ class Stacks:
         """As many rows as hold about a million parameters together.
 
         Small networks are bound by the calls of operators, which the rows of a stack share. Large
-        ones are bound by the cache, which a stack overflows. The number depends on the network alone
-        and not on a timing: rows in stacks of another height round differently in their last bits,
-        and a resumed run must repeat them.
+        ones are bound by the cache, which a stack overflows. The number depends on the network
+        alone and not on a timing: rows in stacks of another height round differently in their last
+        bits, and a resumed run must repeat them.
         """
         return max(1, min(256, PARAMETERS // max(1, self.steps.params.numel)))
 
