@@ -237,6 +237,7 @@ def fuse(
     count = len(params)
     with graph.inserting_after(nodes[-1]):
         total = graph.placeholder("loss_sum")
+    changing = nodes[: count + buffers]
     places = nodes[:count]
     if not fused:
         with graph.inserting_after(total):
@@ -249,14 +250,14 @@ def fuse(
             if result is not place:
                 graph.call_function(torch.Tensor.copy_, (place, result))
         for at, result in enumerate(results[:count]):
-            if fused and _shares_memory(result, nodes):  # with what is about to change
+            if fused and _shares_memory(result, changing):
                 results[at] = graph.call_function(aten.clone.default, (result,))
         for place, like, result in zip(places, params, results[:count], strict=True):
             if not fused:
                 graph.call_function(torch.Tensor.copy_, (place, result))
                 continue
             product, target = _as_product(graph, result, place, like)
-            if product is not None and any(_shares_memory(each, nodes) for each in product.args):
+            if product is not None and any(_shares_memory(each, changing) for each in product.args):
                 product = None  # a factor may have changed by the time it would be read
             if product is None:
                 graph.call_function(torch.Tensor.sub_, (place, result))
