@@ -33,7 +33,7 @@ PARTNERS = {"mmfl-vre": "stale-vre", "mmfl-gvr": "stale-vr"}
 
 
 def fleet(faults: dict[int, str], deadline: float = 30.0, **chosen: Any) -> tuple[Any, Threads]:
-    """An experiment that has only a roster, and clients that each hold nothing but their own data."""
+    """An experiment with only a roster, and clients that each hold nothing but their own data."""
     data = federation(SIZES)
     owners = np.split(np.arange(len(data.train.y)), data.train.offsets[1:-1])
     clients = []
@@ -80,7 +80,7 @@ def test_every_sampler(name: str) -> None:
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator(name: str, server: str) -> None:
-    """With faulty clients the models are those of a run in which the faulty ones are only failed."""
+    """With faulty clients the models are those of a run in which these clients just fail."""
     sampler = sampler_of("mmfl-gvr" if name == "stale-vr" else "full")
     policies = {"estimator": ESTIMATORS[name](), "server": SERVERS[server]()}
     states = []
@@ -92,7 +92,7 @@ def test_every_estimator(name: str, server: str) -> None:
 
 
 def test_measured_costs_arrive_untouched() -> None:
-    """Also with a probe before the draw, and with controls: nothing is computed again by the server."""
+    """Also with a probe before the draw and with controls: the server computes nothing again."""
     for name, estimator in (("full", "unbiased"), ("optimal", "unbiased"), ("full", "scaffold")):
         experiment, engine = fleet({}, sampler=sampler_of(name), estimator=ESTIMATORS[estimator]())
         state = loop.begin(experiment, engine)
@@ -270,7 +270,7 @@ def replies(draw: st.DrawFn) -> Chunk:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(replies(), max_size=6))
 def test_nothing_harmful_gets_past_admission(chunks: list[Chunk]) -> None:
-    """Whatever is replied, what is admitted was asked for once, fits the model, and can be summed."""
+    """Every admitted reply was asked for once, fits the model, and can be summed."""
     seen, admitted = Seen.nothing(5), list[int]()
     for given_chunk in chunks:
         chunk = admit(given_chunk, JOB, seen)

@@ -155,7 +155,7 @@ class TestEveryEngine:
         assert all(torch.equal(first[row][0], second[row][0]) for row in first)
 
     def test_dropout_is_each_clients_own_and_each_rounds(self, name: str) -> None:
-        """Two clients with the same data: their orders and masks differ; another round differs again."""
+        """Two clients with the same data have other orders and masks, and so has another round."""
         x, y = torch.randn(12, 4), torch.arange(12) % 3
         task = Task(network, rota.from_clients([(x, y), (x, y)], (x, y)), batch=None)
         engine = make(name, Experiment([task]), "cpu")
@@ -227,7 +227,7 @@ class TestEveryEngine:
         assert speed[1] != speed[3]
 
     def test_m_workers_with_one_step_are_one_machine(self, name: str) -> None:
-        """Synchronous distributed SGD: the mean of equal workers' whole-data gradients is the gradient of all data."""
+        """The mean of equal workers' whole-data gradients is the gradient of all data."""
         data = federation([12] * 5)
         task = Task(linear, data, lr=0.3, batch=None, steps=1)
         run = rota.run([task], rota.sampling.Full(), rounds=20, engine=name, device="cpu")
@@ -315,7 +315,7 @@ def test_lstm_flops_are_counted() -> None:
 
 
 def test_flops_are_counted_where_a_single_example_has_no_statistics() -> None:
-    """BatchNorm without running statistics takes none of a single pixel, which is all that small images leave at the end."""
+    """BatchNorm without running statistics takes none of a single pixel, as small images leave."""
     x, y = torch.randn(4, 3, 8, 8), torch.arange(4)
     task = Task(
         rota.models.preact_resnet18, rota.from_clients([(x, y)], (x, y), classes=10), batch=4
@@ -429,11 +429,8 @@ ZOO = {
     "mmfl_emnist": (1, 28, 28),
     "pfl_cnn": (3, 12, 12),
     "vgg9": (3, 16, 16),
-    "resnet18": (
-        3,
-        16,
-        16,
-    ),  # smaller ones leave a single pixel, whose statistics over two examples make of the last digit a seventh one
+    # smaller images leave a single pixel; its statistics over two examples magnify rounding
+    "resnet18": (3, 16, 16),
     "preact_resnet18": (3, 16, 16),
     "lstm_shakespeare": (4,),
     "leaf_lstm": (4,),
@@ -450,7 +447,7 @@ def test_every_model_is_compared() -> None:
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ZOO]
 )
 def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: str) -> None:
-    """Every model of the zoo, unequal clients, a partial last batch, dropout and BatchNorm, whatever the stack's size."""
+    """Every model of the zoo, with unequal clients and a partial last batch, in any stack."""
     generator = torch.Generator().manual_seed(0)
     sizes, shape = [5, 8, 6, 3], ZOO[name]
     text = "lstm" in name

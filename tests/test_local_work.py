@@ -1,8 +1,8 @@
 """A client's local work, written out once here, against everything that does it.
 
-The order of mini-batches and the local optimisers exist in torch for one client (sequential) and for
-many (stacks), in C (library) and on a GPU (graphs, whose schedule is a Triton kernel). All of them
-that this machine has are compared.
+The order of mini-batches and the local optimisers exist in torch for one client (sequential) and
+for many (stacks), in C (library) and on a GPU (graphs, whose schedule is a Triton kernel). These
+tests compare all of them that this machine has.
 """
 
 from __future__ import annotations

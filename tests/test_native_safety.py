@@ -73,7 +73,7 @@ class Trained(NamedTuple):
 
 
 def train(task: Task, name: str = "batched", damage: Damage = lambda x, y: None) -> Trained:
-    """Train all clients. The data of client BAD are damaged once the engine has checked all data."""
+    """Train all clients. Client BAD's data are damaged once the engine has checked all data."""
     engine, part = make(name, Experiment([task]), "cpu"), task.federation.train
     if isinstance(engine, Batched):
         assert isinstance(engine.families[0].backend, Library), "it must not have fallen back"

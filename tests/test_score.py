@@ -121,7 +121,7 @@ def test_more_models_than_a_stack_and_more_examples_than_a_batch(
 
 
 def mixing(classes: int) -> nn.Module:
-    """BatchNorm without running statistics: an example's results depend on those beside it, whether it trains or not."""
+    """BatchNorm without running statistics: results depend on the batch, in evaluation too."""
     first = (
         nn.Unflatten(1, (1, 2, 2)),
         nn.Conv2d(1, 3, 2, padding=1),

@@ -30,7 +30,7 @@ def test_the_core_is_small_enough_to_read() -> None:
 
 
 def test_the_core_imports_only_torch_and_numpy() -> None:
-    """At module level, beside the standard library; files and formats belong to running and recipes."""
+    """At module level, and the standard library; files belong to running and recipes."""
     light = [path for path in CORE if path.parent.name != "running"]
     allowed = {"torch", "numpy", "rota"}
     for path in light:

@@ -121,7 +121,7 @@ class Sentence(nn.Module):
 
 
 class Attention(nn.MultiheadAttention):
-    """Attention of a sequence to itself; with `causal`, through a constant mask of minus infinity."""
+    """Self-attention; with `causal`, through a constant mask of minus infinity."""
 
     def __init__(self, wide: int = 8, weights: bool = False, causal: int = 0) -> None:
         super().__init__(wide, 2, batch_first=True)
@@ -332,7 +332,7 @@ def test_a_loss_in_double_precision() -> None:
 
 
 def spoilt(where: str) -> Federation:
-    """Tokens of eleven words in three classes, but for client 2, who has a twelfth word or a fourth class."""
+    """Tokens of eleven words in three classes; client 2 has a twelfth word or a fourth class."""
     data = tokens()
     first = int(data.train.offsets[2])
     if where == "token":

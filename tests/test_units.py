@@ -199,11 +199,17 @@ def test_equal_counts_have_equal_shapes_and_the_rest_stays(
 FLUID = {
     "fluid_femnist": {"conv1": 16, "conv2": 64, "fc1": 120},
     "vgg9": {
-        "conv1": 32, "conv2": 32, "conv3": 64, "conv4": 64, "conv5": 128, "conv6": 128,
-        "fc1": 512, "fc2": 256,
+        "conv1": 32,
+        "conv2": 32,
+        "conv3": 64,
+        "conv4": 64,
+        "conv5": 128,
+        "conv6": 128,
+        "fc1": 512,
+        "fc2": 256,
     },
     "lstm_shakespeare": {"lstm1": 128, "lstm2": 128},
-}  # fmt: skip
+}
 
 
 def whole(name: str) -> tuple[nn.Module, Tensor]:
@@ -849,7 +855,9 @@ SINGLE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int], float]]
     "looked up": (Looked, torch.arange(12).view(3, 4) % 7, {"embed": 6}, 0),
     "groups, transposed": (
         lambda: nn.Sequential(
-            nn.Conv2d(3, 6, 1), nn.ConvTranspose2d(6, 9, 2, groups=3), nn.Flatten(),
+            nn.Conv2d(3, 6, 1),
+            nn.ConvTranspose2d(6, 9, 2, groups=3),
+            nn.Flatten(),
             nn.Linear(225, 3),
         ),
         IMAGE,
@@ -875,8 +883,13 @@ SINGLE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int], float]]
     "helped": (Helped, X, {"one": 6, "two": 6}, 1),
     "one dimension": (
         lambda: nn.Sequential(
-            nn.Conv1d(4, 6, 2), nn.BatchNorm1d(6), nn.InstanceNorm1d(6, affine=True), nn.ReLU(),
-            nn.Conv1d(6, 12, 1, groups=6), nn.Flatten(), nn.Linear(48, 3),
+            nn.Conv1d(4, 6, 2),
+            nn.BatchNorm1d(6),
+            nn.InstanceNorm1d(6, affine=True),
+            nn.ReLU(),
+            nn.Conv1d(6, 12, 1, groups=6),
+            nn.Flatten(),
+            nn.Linear(48, 3),
         ),
         X,
         {"0": 6},
@@ -884,9 +897,18 @@ SINGLE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int], float]]
     ),
     "odd layers": (
         lambda: nn.Sequential(
-            nn.Conv2d(3, 6, 1), nn.Upsample(scale_factor=2), nn.ReflectionPad2d(1), nn.ZeroPad2d(1),
-            nn.Hardswish(), nn.Conv2d(6, 5, 3, padding=1, padding_mode="circular"), nn.MaxPool2d(2),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4), nn.LogSigmoid(), nn.GLU(),
+            nn.Conv2d(3, 6, 1),
+            nn.Upsample(scale_factor=2),
+            nn.ReflectionPad2d(1),
+            nn.ZeroPad2d(1),
+            nn.Hardswish(),
+            nn.Conv2d(6, 5, 3, padding=1, padding_mode="circular"),
+            nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(5, 4),
+            nn.LogSigmoid(),
+            nn.GLU(),
             nn.Linear(2, 3),
         ),
         IMAGE,
@@ -895,8 +917,13 @@ SINGLE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int], float]]
     ),
     "pixels": (
         lambda: nn.Sequential(
-            nn.Conv2d(3, 12, 1), nn.PixelShuffle(2), nn.Conv2d(3, 4, 1), nn.PixelUnshuffle(2),
-            nn.Conv2d(16, 4, 1), nn.Flatten(), nn.Linear(64, 3),
+            nn.Conv2d(3, 12, 1),
+            nn.PixelShuffle(2),
+            nn.Conv2d(3, 4, 1),
+            nn.PixelUnshuffle(2),
+            nn.Conv2d(16, 4, 1),
+            nn.Flatten(),
+            nn.Linear(64, 3),
         ),
         IMAGE,
         {"0": 3, "2": 4, "4": 4},
@@ -910,7 +937,7 @@ SINGLE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int], float]]
         {"0": 4, "2": 6},
         1,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -1016,8 +1043,10 @@ def test_inputs_and_outputs_are_kept() -> None:
     units = find_units(module, torch.randn(1, 3, 4, 4))
     (layer,) = units.layers
     assert {(s.tensor, s.axis) for s in layer.slices} == {
-        ("0.weight", 0), ("0.bias", 0), ("3.weight", 1)
-    }  # fmt: skip
+        ("0.weight", 0),
+        ("0.bias", 0),
+        ("3.weight", 1),
+    }
     tied = nn.Sequential(Residual(nn.Linear(5, 5), nn.Identity()), nn.ReLU(), nn.Linear(5, 2))
     assert find_units(tied, torch.ones(1, 5)).layers == ()
     assert find_units(nn.Linear(3, 2), torch.ones(1, 3)).layers == ()

@@ -1,8 +1,9 @@
 """A traced step for a GPU: operators that belong together become one kernel each.
 
-`merge` rewrites one client's step before it is stacked: convolution, ReLU and pooling; linear layer and ReLU; dropout; the loss and its
-gradient; and, backward, the gradients of a layer with the mask of the ReLU before it. `in_place` then lets these kernels update the
-weights themselves. What matches no pattern stays as it is.
+`merge` rewrites one client's step before it is stacked. Forward, it merges convolution, ReLU and
+pooling; linear layer and ReLU; dropout; and the loss with its gradient. Backward, it merges the
+gradients of a layer with the mask of the ReLU before it. `in_place` then lets these kernels update
+the weights themselves. What matches no pattern stays as it is.
 """
 
 from __future__ import annotations
@@ -34,21 +35,43 @@ RECURRENT, RECURRENT_BACKWARD = rota.recurrent_rows.default, rota.recurrent_rows
 CASTS = {aten._to_copy.default}
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 TURNS = {aten.t.default, aten.detach.default}
-ALIASES = VIEWS | TURNS | {
-    aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.slice.Tensor,
-    aten.select.int, aten.alias.default, aten.unfold.default,
-}  # fmt: skip
+ALIASES = (
+    VIEWS
+    | TURNS
+    | {
+        aten.transpose.int,
+        aten.permute.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.expand.default,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.alias.default,
+        aten.unfold.default,
+    }
+)
 
 
 def gate(g: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor:
-    """g * scale where x > 0, else 0: the way back through a ReLU whose output, perhaps after dropout, is x."""
+    """g * scale where x > 0, else 0: the gradient of a ReLU (and dropout) with output x."""
     masked: torch.Tensor = aten.threshold_backward(g, x, 0)
     return masked if scale == 1 else masked * scale
 
 
 for op in (
-    gate, LINEAR, LINEAR_BACKWARD, CONVOLUTION, CONVOLUTION_BACKWARD, NORM, NORM_BACKWARD, RECURRENT, RECURRENT_BACKWARD, UNPOOL, DROP, LOSS
-):  # fmt: skip
+    gate,
+    LINEAR,
+    LINEAR_BACKWARD,
+    CONVOLUTION,
+    CONVOLUTION_BACKWARD,
+    NORM,
+    NORM_BACKWARD,
+    RECURRENT,
+    RECURRENT_BACKWARD,
+    UNPOOL,
+    DROP,
+    LOSS,
+):
     rules.RULES[op] = op  # all take stacked tensors as they are
 
 
@@ -105,14 +128,14 @@ def _insert(
 
 
 def _through(node: Any, targets: set[Any]) -> Any:
-    """What a node is made of, behind casts or transposes."""
+    """The node behind casts or transposes."""
     while _is(node, *targets):
         node = node.args[0]
     return node
 
 
 def _simplify(graph: fx.Graph) -> None:
-    """Without double transposes, and without the gradient of one that the backward pass begins with."""
+    """Remove double transposes, and the gradient of one that the backward pass begins with."""
     for node in _calls(graph, aten.t.default):
         inner = node.args[0]
         if _is(inner, aten.t.default):
@@ -175,7 +198,10 @@ def _items(node: Node, place: int) -> list[Node]:
 
 
 def _gates(graph: fx.Graph) -> None:
-    """The masks of ReLUs on the way back, as early as they can stand: behind the product or convolution that made the gradient."""
+    """Move the masks of ReLUs as early as possible in the backward pass.
+
+    That is right after the product or convolution that made the gradient.
+    """
     for node in _calls(graph, aten.threshold_backward.default):
         if node.args[2] == 0:
             node.target, node.args = gate, (*node.args[:2], 1.0)
@@ -185,7 +211,7 @@ def _gates(graph: fx.Graph) -> None:
 
 
 def _move(graph: fx.Graph, node: Node) -> bool:
-    """Take a mask one step towards where its gradient comes from."""
+    """Move a mask one step towards the origin of its gradient."""
     g, x, scale = node.args
     if not (_is_node(g) and _is_node(x) and _only(g, node)):
         return False
@@ -248,7 +274,7 @@ def _dropouts(graph: fx.Graph) -> None:
 
 
 def _relu(node: Node) -> Node | None:
-    """The ReLU that is all that happens to a result."""
+    """The ReLU of a result, if nothing else uses the result."""
     users = list(node.users)
     return users[0] if len(users) == 1 and _is(users[0], aten.relu.default) else None
 
@@ -293,7 +319,7 @@ def _replace(
 
 
 def _pools(graph: fx.Graph) -> None:
-    """2x2 pooling behind a convolution."""
+    """2x2 pooling after a convolution."""
     for node in _calls(graph, aten.max_pool2d_with_indices.default):
         image = node.args[0]
         usual: tuple[Any, ...] = ([2, 2], [2, 2], [0, 0], [1, 1], False)
@@ -322,7 +348,7 @@ def _pools(graph: fx.Graph) -> None:
 
 
 def _results(graph: fx.Graph) -> Iterator[tuple[int, Node]]:
-    """What the step returns."""
+    """The results of the step."""
     output = next(node for node in graph.nodes if node.op == "output")
     yield from enumerate(output.args[0])
 
@@ -388,7 +414,7 @@ def _linear_gradients(graph: fx.Graph) -> None:
 
 
 def _way(node: Any, end: Any) -> list[Node]:
-    """The nodes from one to what it is made of, the first without the last."""
+    """The nodes from the first back to the last, without the last."""
     out = []
     while isinstance(node, fx.Node) and node is not end and node.args:
         out.append(node)
@@ -406,7 +432,7 @@ def _same(node: Any, weight: Node) -> bool:
 
 
 def _summed(node: Any) -> Any:
-    """What a result is the sum of over the examples."""
+    """The value of which a result is the sum over the examples."""
     node = _through(node, CASTS | VIEWS)
     if (
         _is(node, aten.sum.dim_IntList)
@@ -448,16 +474,14 @@ def _convolution_gradients(graph: fx.Graph) -> None:
         for place, olds in enumerate((masked or (inputs if wanted[0] else []), weights, biases)):
             for old in olds:
                 new = _insert(graph, node, operator.getitem, (made, place), old)
-                for user in list(
-                    old.users
-                ):  # the gradients are of the parameters' own type already
+                for user in list(old.users):  # the gradients have the parameters' type already
                     if place and _is(user, *CASTS):
                         user.replace_all_uses_with(new)
                 old.replace_all_uses_with(new)
 
 
 def _layouts(graph: fx.Graph) -> None:
-    """What is flattened next lies in memory with its channels first, so that flattening copies nothing."""
+    """Let an image that is flattened next have its channels first, so that nothing is copied."""
     for node in _calls(graph, CONVOLUTION):
         users = [user for item in _items(node, 0) for user in item.users]
         users += [user for drop in users if _is(drop, DROP) for user in drop.users]
@@ -473,7 +497,10 @@ ENDS: dict[Any, bool] = {torch.Tensor.sub_: True, torch.Tensor.copy_: False}
 
 
 def in_place(graph: fx.Graph) -> None:
-    """Let layers' gradients go straight to where a stacked step (as `fuse` made it) takes them: out of the weights, or to their place."""
+    """Let the kernels of layers write their gradients where a stacked step wants them.
+
+    The step, as `fuse` made it, subtracts them from the weights, or has a place for them.
+    """
     order = {node: at for at, node in enumerate(graph.nodes)}
     for node in _calls(graph, *IN_PLACE):
         ends = {
@@ -509,7 +536,10 @@ def in_place(graph: fx.Graph) -> None:
 def _read_after(
     value: Node, order: dict[Node, int], when: int, node: Node, ends: dict[int, list[Node]]
 ) -> bool:
-    """Whether anything but the step itself uses a parameter, or a view of it, after its gradient is known."""
+    """Whether something uses a parameter, or a view of it, after its gradient is known.
+
+    The step itself does not count.
+    """
     for user in value.users:
         if user is node or any(user in users for users in ends.values()):
             continue

@@ -45,7 +45,7 @@ Kind = tuple[int, ...]
 class Score:
     """Means over the test examples.
 
-    `by_client` is the mean score of each client that has a test set of its own; NaN where it has none.
+    `by_client` has the mean score of each client with a test set of its own, and NaN elsewhere.
     """
 
     loss: float
@@ -180,10 +180,10 @@ class Scorer:
         return lambda x, y, _: many(params, buffers, x, y)
 
     def _stackable(self, kind: Kind, models: list[Model]) -> bool:
-        """Whether a stack is faster and right: tried once on a few examples, against a plain pass.
+        """Whether a stack is faster, and right: tried once on a few examples, against a plain pass.
 
-        Networks with convolutions are tested one by one: a test batch of one fills the device, and a
-        stack would turn them into slower, grouped convolutions.
+        Networks with convolutions are tested one by one: one network's batch fills the device, and
+        a stack would turn its convolutions into slower, grouped ones.
         """
         if len(models) == 1:
             return False
@@ -210,8 +210,8 @@ class Scorer:
 def forward(module: nn.Module, x: Tensor, lengths: Tensor | None = None) -> Tensor:
     """A module's outputs.
 
-    `lengths` says how many examples each owner has, one owner after the other. An owner's outputs are
-    as if its examples were the only ones.
+    `lengths` says how many examples each owner has, one owner after the other. An owner's outputs
+    are as if its examples were the only ones.
     """
     if x.is_cuda and x.dim() == 4:  # otherwise convolutions would transpose all they get
         x = x.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,7 @@
-"""The reference engine: one row after the other, any nn.Module, plain torch. The other engines must agree with it."""
+"""The reference engine: one row after the other, any nn.Module, plain torch.
+
+The other engines must agree with it.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,7 @@ class Sequential:
     def _train_row(
         self, job: Job, row: int, net: Net, start: Weights
     ) -> tuple[Weights, float, int, int, str]:
-        """One client's local training: where it ends, its mean loss, its steps and examples, and why it failed."""
+        """One client's local training: its end, mean loss, steps, examples, and why it failed."""
         model, module, client = net.task, net.module, int(job.plan.client[row])
         task = self.tasks[model]
         place = np.array([row])
@@ -177,7 +180,7 @@ class Sequential:
 
     @contextmanager
     def _guarded(self, model: int, clients: int | Array, whole: bool) -> Iterator[None]:
-        """On a GPU, turn an index outside of a table into an error: the device itself would stop for good.
+        """On a GPU, raise an error for an index outside of a table: the device would stop for good.
 
         The checks are slow. They end for a client once a pass over its whole data went well.
         """
@@ -197,7 +200,7 @@ class Sequential:
         return self.scorer.one_by_one(models, range(len(models)) if which is None else which)
 
     def losses(self, job: Job, examples: int | None = None) -> Seen:
-        """Each row's mean loss over its client's training examples, or over some of them at random."""
+        """Each row's mean loss over its client's training examples, or over a random part."""
         plan, seen = job.plan, Seen.nothing(len(job.plan))
         seen.examples[:] = 0
         for s in np.unique(plan.model).tolist():
@@ -222,12 +225,12 @@ class Sequential:
         return seen
 
     def _means(self, s: int, places: Tensor, sizes: Array) -> Array:
-        """The mean losses of clients, of which the i-th has the next sizes[i] of the places."""
+        """The mean losses of clients; client i has the next sizes[i] places."""
         each = self._losses(s, places, sizes).double().cpu().numpy()
         return np.asarray(np.bincount(np.repeat(np.arange(len(sizes)), sizes), each) / sizes)
 
     def _mean(self, s: int, client: int, places: Tensor) -> float:
-        """One client's mean loss; NaN where that raises."""
+        """One client's mean loss; NaN where computing it raises an error."""
         try:
             with self._guarded(s, client, False):
                 return float(self._means(s, places, np.array([len(places)]))[0])
@@ -237,7 +240,7 @@ class Sequential:
             return float("nan")
 
     def _losses(self, s: int, places: Tensor, sizes: Array) -> Tensor:
-        """The losses of examples, one by one, of which sizes[i] are the i-th client's."""
+        """One loss per example; client i has the next sizes[i] of them."""
         task, module, (x, y) = self.tasks[s], self.modules[s], self.data[s]
         places = places.to(x.device)  # which need not be the engine's
 
@@ -252,7 +255,10 @@ class Sequential:
     def _examples(
         self, model: int, clients: Array, now: int, most: int | None
     ) -> tuple[Tensor, Array]:
-        """Where clients' training examples are, one client after the other: all, or `most` of each at random; and how many of each."""
+        """The places of clients' training examples, one client after the other; and their numbers.
+
+        With `most`, a client with more examples gives that many at random.
+        """
         offsets = self.tasks[model].federation.train.offsets
         sizes = offsets[clients + 1] - offsets[clients]
         if most is None or (sizes <= most).all():

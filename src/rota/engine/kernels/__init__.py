@@ -1,8 +1,9 @@
 """Triton kernels for stacks on a GPU.
 
-Libraries' batched products are tuned for large matrices, and their grouped convolutions for few groups; a stack has many small problems,
-each with weights of its own, bound by memory. Block sizes are a fixed function of the shapes (not tuned at run time), and sums are
-added in a fixed order, so that a repeated run is bit-identical.
+Libraries tune batched products for large matrices, and grouped convolutions for few groups. A stack
+has many small problems, each with weights of its own, and memory bounds its speed. Block sizes are
+a fixed function of the shapes, and sums are added in a fixed order, so a repeated run is
+bit-identical.
 """
 
 from __future__ import annotations

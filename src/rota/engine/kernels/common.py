@@ -6,16 +6,19 @@ import torch
 from torch import Tensor
 
 Blocks = tuple[int, int, int, int, int]
-"""Rows, columns and depth of a block, warps, and stages of the pipeline."""
+"""Rows, columns and depth of a block; warps; and stages of the pipeline."""
 
 
 def precision() -> str:
-    """How products of float32 are made: in TF32 if torch is set to that, else as three products in TF32, which is as good as float32."""
+    """How products of float32 are computed: in TF32 if torch is set to that.
+
+    Otherwise as three products in TF32, which together are as exact as float32.
+    """
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def rounded(n: int) -> int:
-    """The power of two from 16 on that holds n."""
+    """The smallest power of two, of at least 16, that holds n."""
     return max(16, 1 << (n - 1).bit_length())
 
 
@@ -30,7 +33,7 @@ def contiguous_last(x: Tensor, dims: int) -> Tensor:
 
 
 def laid_as(like: Tensor, x: Tensor) -> Tensor:
-    """x, lying in memory as another tensor of its shape."""
+    """x in the memory layout of another tensor of its shape."""
     return (
         x
         if x.stride() == like.stride()

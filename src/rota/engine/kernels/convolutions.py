@@ -1,8 +1,9 @@
-"""Convolutions of stacks: every row has weights of its own, and what surrounds a convolution in a network happens inside it.
+"""Convolutions of stacks: every row has weights of its own, and a kernel does what surrounds them.
 
-Forward: bias, ReLU and 2x2 max pooling, so that the whole image of outputs is never written. Backward: the mask of the ReLU before it.
-All are implicit products, without im2col: [pixels, taps x channels] @ [taps x channels, outputs]. Images have their channels last in
-memory. Block sizes are a fixed function of the shapes.
+The forward kernel adds the bias and does ReLU and 2x2 max pooling, so the whole image of outputs is
+never written. The backward kernel applies the mask of the ReLU before the convolution. All are
+implicit products without im2col: [pixels, taps x channels] @ [taps x channels, outputs]. Images
+have their channels last in memory. Block sizes are a fixed function of the shapes.
 """
 
 from __future__ import annotations
@@ -30,17 +31,51 @@ def _larger(value, corner, other, this: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _convolution_kernel(
-    x, w, bias, y, which, gate, scale, M, x_row, w_row, bias_row, y_row,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    HO: tl.constexpr, WO: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_w: tl.constexpr,
-    y_b: tl.constexpr, y_c: tl.constexpr, y_h: tl.constexpr, y_w: tl.constexpr,
-    HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, GATE: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """y[pixel, o] = sum over taps and channels of x[pixel + tap, c] * w[o, tap, c]; a block of the depth is one tap's.
+    x,
+    w,
+    bias,
+    y,
+    which,
+    gate,
+    scale,
+    M,
+    x_row,
+    w_row,
+    bias_row,
+    y_row,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    O: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
+    y_b: tl.constexpr,
+    y_c: tl.constexpr,
+    y_h: tl.constexpr,
+    y_w: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr,
+    POOL: tl.constexpr,
+    GATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """y[pixel, o] = sum over taps and channels of x[pixel + tap, c] * w[o, tap, c].
 
-    With POOL there is one accumulator for each of a window's four pixels, and HO and WO are the pooled sizes.
+    A block of the depth belongs to one tap. With POOL there is one accumulator for each of a
+    window's four pixels, and HO and WO are the pooled sizes.
     """
     by: tl.constexpr = 2 if POOL else 1
     eh: tl.constexpr = PH > 0 or (HO * by - 1) * SH - PH + KH > H
@@ -115,15 +150,51 @@ def _convolution_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def _thin_convolution_kernel(
-    x, w, bias, y, which, gate, scale, M, x_row, w_row, bias_row, y_row,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    HO: tl.constexpr, WO: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_w: tl.constexpr,
-    y_b: tl.constexpr, y_c: tl.constexpr, y_h: tl.constexpr, y_w: tl.constexpr,
-    HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, GATE: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The same for few channels, transposed, so that neighbouring threads load neighbouring pixels; w is [O, c, tap], as torch has it."""
+    x,
+    w,
+    bias,
+    y,
+    which,
+    gate,
+    scale,
+    M,
+    x_row,
+    w_row,
+    bias_row,
+    y_row,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    O: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
+    y_b: tl.constexpr,
+    y_c: tl.constexpr,
+    y_h: tl.constexpr,
+    y_w: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr,
+    POOL: tl.constexpr,
+    GATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The same for few channels; w is [O, c, tap], as in torch.
+
+    The product is transposed, so that neighbouring threads load neighbouring pixels.
+    """
     by: tl.constexpr = 2 if POOL else 1
     eh: tl.constexpr = PH > 0 or (HO * by - 1) * SH - PH + KH > H
     ew: tl.constexpr = PW > 0 or (WO * by - 1) * SW - PW + KW > W
@@ -151,15 +222,88 @@ def _thin_convolution_kernel(
         taps = tl.load(w + k[None, :], mask=(n[:, None] < O) & (k[None, :] < depth), other=0.0).to(
             x.dtype.element_ty
         )
-        t0 = tl.dot(taps, patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, eh, ew), t0,
-                    input_precision=PRECISION)  # fmt: skip
+        t0 = tl.dot(
+            taps,
+            patch(x, base, top, left, real, i, j, k, 0, area, depth, x_c, x_h, x_w, H, W, eh, ew),
+            t0,
+            input_precision=PRECISION,
+        )
         if POOL:
-            t1 = tl.dot(taps, patch(x, base, top, left + SW, real, i, j, k, SW * x_w, area, depth, x_c, x_h, x_w, H, W, eh, ew), t1,
-                        input_precision=PRECISION)  # fmt: skip
-            t2 = tl.dot(taps, patch(x, base, top + SH, left, real, i, j, k, SH * x_h, area, depth, x_c, x_h, x_w, H, W, eh, ew), t2,
-                        input_precision=PRECISION)  # fmt: skip
-            t3 = tl.dot(taps, patch(x, base, top + SH, left + SW, real, i, j, k, SH * x_h + SW * x_w, area, depth, x_c, x_h, x_w,
-                                     H, W, eh, ew), t3, input_precision=PRECISION)  # fmt: skip
+            t1 = tl.dot(
+                taps,
+                patch(
+                    x,
+                    base,
+                    top,
+                    left + SW,
+                    real,
+                    i,
+                    j,
+                    k,
+                    SW * x_w,
+                    area,
+                    depth,
+                    x_c,
+                    x_h,
+                    x_w,
+                    H,
+                    W,
+                    eh,
+                    ew,
+                ),
+                t1,
+                input_precision=PRECISION,
+            )
+            t2 = tl.dot(
+                taps,
+                patch(
+                    x,
+                    base,
+                    top + SH,
+                    left,
+                    real,
+                    i,
+                    j,
+                    k,
+                    SH * x_h,
+                    area,
+                    depth,
+                    x_c,
+                    x_h,
+                    x_w,
+                    H,
+                    W,
+                    eh,
+                    ew,
+                ),
+                t2,
+                input_precision=PRECISION,
+            )
+            t3 = tl.dot(
+                taps,
+                patch(
+                    x,
+                    base,
+                    top + SH,
+                    left + SW,
+                    real,
+                    i,
+                    j,
+                    k,
+                    SH * x_h + SW * x_w,
+                    area,
+                    depth,
+                    x_c,
+                    x_h,
+                    x_w,
+                    H,
+                    W,
+                    eh,
+                    ew,
+                ),
+                t3,
+                input_precision=PRECISION,
+            )
     at = (
         row * y_row
         + (m // (WO * HO) * y_b + m // WO % HO * y_h + m % WO * y_w)[None, :]
@@ -183,11 +327,21 @@ def _thin_convolution_kernel(
 
 @triton.jit
 def _turn_kernel(
-    w, out, w_row, C: tl.constexpr, O: tl.constexpr, AREA: tl.constexpr, BACK: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr
-):  # fmt: skip
-    """w [O, C, tap] as [O, tap, C]; or BACK, for the gradient of the input, as [C, tap, O] with the taps from the last to the first.
+    w,
+    out,
+    w_row,
+    C: tl.constexpr,
+    O: tl.constexpr,
+    AREA: tl.constexpr,
+    BACK: tl.constexpr,
+    BO: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Write w [O, C, tap] as [O, tap, C].
 
-    A block is read as it lies in memory; what comes out of it lies together too, but for the taps.
+    With BACK, for the gradient of the input, write it as [C, tap, O], with the taps from the last
+    to the first. A block is read in its order in memory. Its results lie together too, one tap
+    apart from the next.
     """
     wide: tl.constexpr = C * AREA
     along: tl.constexpr = (wide + BK - 1) // BK
@@ -206,12 +360,25 @@ def _turn_kernel(
 
 
 def _convolve(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], y: Tensor, *, size: Sequence[int],
-    by_tap: bool, relu: bool = False, pool: bool = False, gate: Tensor | None = None, scale: float = 1.0, config: Blocks | None = None,
-) -> Tensor:  # fmt: skip
-    """x [R, B, C, H, W] with w [R, outputs, depth], written into y [R, B, outputs, ...]; `gate` lies in memory as y does.
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    y: Tensor,
+    *,
+    size: Sequence[int],
+    by_tap: bool,
+    relu: bool = False,
+    pool: bool = False,
+    gate: Tensor | None = None,
+    scale: float = 1.0,
+    config: Blocks | None = None,
+) -> Tensor:
+    """Convolve x [R, B, C, H, W] with w [R, outputs, depth] into y [R, B, outputs, ...].
 
-    The result says which of its four pixels each window took; without pooling it means nothing.
+    `gate` has the memory layout of y. The result says which of its four pixels each window took;
+    without pooling it means nothing.
     """
     rows, batch, channels, high, wide = x.shape
     outputs, *out = y.shape[2:]
@@ -224,19 +391,59 @@ def _convolve(
     )
     kernel = _convolution_kernel if by_tap else _thin_convolution_kernel
     kernel[(rows * triton.cdiv(m, bm) * triton.cdiv(outputs, bn),)](
-        x, w, bias, y, which, gate, scale, m, x.stride(0), w.stride(0), bias.stride(0) if bias is not None else 0, y.stride(0),
-        C=channels, H=high, W=wide, O=outputs, KH=size[0], KW=size[1], HO=out[0], WO=out[1], SH=stride[0], SW=stride[1],
-        PH=padding[0], PW=padding[1], x_b=x.stride(1), x_c=x.stride(2), x_h=x.stride(3), x_w=x.stride(4),
-        y_b=y.stride(1), y_c=y.stride(2), y_h=y.stride(3), y_w=y.stride(4), HAS_BIAS=bias is not None, RELU=relu,
-        POOL=pool, GATE=gate is not None, PRECISION=precision(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        x,
+        w,
+        bias,
+        y,
+        which,
+        gate,
+        scale,
+        m,
+        x.stride(0),
+        w.stride(0),
+        bias.stride(0) if bias is not None else 0,
+        y.stride(0),
+        C=channels,
+        H=high,
+        W=wide,
+        O=outputs,
+        KH=size[0],
+        KW=size[1],
+        HO=out[0],
+        WO=out[1],
+        SH=stride[0],
+        SW=stride[1],
+        PH=padding[0],
+        PW=padding[1],
+        x_b=x.stride(1),
+        x_c=x.stride(2),
+        x_h=x.stride(3),
+        x_w=x.stride(4),
+        y_b=y.stride(1),
+        y_c=y.stride(2),
+        y_h=y.stride(3),
+        y_w=y.stride(4),
+        HAS_BIAS=bias is not None,
+        RELU=relu,
+        POOL=pool,
+        GATE=gate is not None,
+        PRECISION=precision(),
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
     return which
 
 
 def _convolution_blocks(
     outputs: int, channels: int, depth: int, by_tap: bool, pool: bool, dtype: torch.dtype
 ) -> Blocks:
-    """Pixels (or windows), outputs and depth of a block, warps, and stages of the pipeline: measured on an H200."""
+    """Pixels (or windows), outputs and depth of a block; warps; and stages of the pipeline.
+
+    They are measured on an H200.
+    """
     bn, three = min(64, rounded(outputs)), precision() == "tf32x3"
     if not by_tap:
         return (
@@ -290,9 +497,10 @@ def convolution(
     pool: bool,
     planar: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Every row's convolution with its own weights [R, O, C, kh, kw], then ReLU and 2x2 pooling if asked.
+    """Every row's convolution with its own weights [R, O, C, kh, kw].
 
-    The second result says which of its four pixels each window took; without pooling it means nothing.
+    ReLU and 2x2 pooling follow if asked. The second result says which of its four pixels each
+    window took; without pooling it means nothing.
     """
     out = [side // 2 if pool else side for side in _side(x, weight, stride, padding)]
     by_tap = tapwise(x)
@@ -305,7 +513,10 @@ def convolution(
 
 
 def _images(x: Tensor, channels: int, sides: Sequence[int], planar: bool) -> Tensor:
-    """Room for images beside x, [R, B, channels, *sides]: the channels are last in memory, or first if `planar`."""
+    """Room for images of x's batch, [R, B, channels, *sides].
+
+    The channels are last in memory, or first if `planar`.
+    """
     shape = (*x.shape[:2], channels, *sides) if planar else (*x.shape[:2], *sides, channels)
     out = torch.empty(shape, device=x.device, dtype=x.dtype)
     return out if planar else out.permute(0, 1, 4, 2, 3)
@@ -319,9 +530,11 @@ def _input_gradient(
     padding: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """The gradient of a convolution's input, in the layout of x if it is masked by it, else with the channels last in memory.
+    """The gradient of a convolution's input.
 
-    Pixels that lie `stride` apart see the same taps, every stride-th one: together they are a convolution of dy without a stride.
+    It has the layout of x if x masks it; otherwise its channels are last in memory. Pixels that lie
+    `stride` apart see the same taps, every stride-th one. So each set of these pixels is a
+    convolution of dy without a stride.
     """
     by_tap, size = tapwise(dy), weight.shape[3:]
     dx = (
@@ -362,13 +575,24 @@ def _input_gradient(
 
 
 def convolution_backward_(
-    dy: Tensor, x: Tensor, weight: Tensor, which: Tensor | None, stride: Sequence[int], padding: Sequence[int], scale: float, wanted: bool,
-    dw: Tensor, db: Tensor | None, subtract: bool,
-) -> Tensor:  # fmt: skip
-    """The gradients of a convolution: dw and db are written, or subtracted in place; the result is the input's (if wanted).
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    which: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    scale: float,
+    wanted: bool,
+    dw: Tensor,
+    db: Tensor | None,
+    subtract: bool,
+) -> Tensor:
+    """The gradients of a convolution.
 
-    With a scale, that one is multiplied by it where x > 0, and 0 elsewhere: the ReLU (and dropout) that x came from. With `which`, dy is
-    the gradient behind the 2x2 pooling of what the convolution gave.
+    Those of weights and bias are written to dw and db, or subtracted from them in place. The result
+    is the gradient of the input, if wanted. With a scale, it is multiplied by the scale where
+    x > 0, and is 0 elsewhere: this is the gradient before the ReLU (and dropout) that x came from.
+    With `which`, a 2x2 pooling followed the convolution, and dy is the gradient after it.
     """
     size, sums = weight.shape[3:], None
     few = thin(x, size)
@@ -390,9 +614,16 @@ def convolution_backward_(
 
 @torch.library.custom_op("rota::convolution_rows_backward", mutates_args=())
 def convolution_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, which: Tensor | None, stride: Sequence[int], padding: Sequence[int], scale: float, wanted: bool,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    which: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    scale: float,
+    wanted: bool,
     biased: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients for input, weights and bias, as new tensors."""
     dw = torch.empty(weight.shape, device=x.device, dtype=weight.dtype)
     db = torch.empty(weight.shape[:2], device=x.device, dtype=weight.dtype)

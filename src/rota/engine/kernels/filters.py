@@ -1,4 +1,4 @@
-"""The gradients of convolutions' weights: sums over parts of the pixels first, then over the parts."""
+"""The gradients of convolutions' weights: sums over parts of the pixels, then over the parts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from rota.engine.kernels.common import precision, rounded
 from rota.engine.kernels.taps import image, patch, tapwise
 
-TAPS = 5  # the most taps of a kernel's row for which there are accumulators
+TAPS = 5  # a kernel's row has at most as many taps as there are accumulators
 
 
 @triton.jit(do_not_specialize=["M"])
 def _pixels_last_kernel(dy, out, M, pitch, O: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr):
-    """dy [pixels, O] as [O, pitch], with zeros behind the pixels."""
+    """Write dy [pixels, O] as [O, pitch], with zeros after the pixels."""
     across: tl.constexpr = (O + BO - 1) // BO
     blocks = tl.cdiv(pitch, BP) * across
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -36,7 +36,10 @@ def _pixels_last_kernel(dy, out, M, pitch, O: tl.constexpr, BP: tl.constexpr, BO
 
 
 def _pixels_last(dy: Tensor) -> Tensor:
-    """dy [R, B, O, ...], channels last in memory, as [R, O, pixels]; rows start where loads can be wide."""
+    """dy [R, B, O, ...], whose channels are last in memory, as [R, O, pixels].
+
+    Its rows begin at places where loads can be wide.
+    """
     rows, batch, outputs, *sides = dy.shape
     m = batch * sides[0] * sides[1]
     out = torch.empty(rows, outputs, triton.cdiv(m, 16) * 16, device=dy.device, dtype=dy.dtype)
@@ -49,15 +52,40 @@ def _pixels_last(dy: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["M", "length", "splits"])
 def _weight_gradient_kernel(
-    x, dy, pieces, M, pitch, length, splits, x_row,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    HO: tl.constexpr, WO: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_w: tl.constexpr,
-    LAST: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """pieces[split, o, tap, c] = sum over a split's pixels of dy[pixel, o] * x[pixel + tap, c], for the KW taps of one kernel row.
+    x,
+    dy,
+    pieces,
+    M,
+    pitch,
+    length,
+    splits,
+    x_row,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    O: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
+    LAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """pieces[split, o, tap, c] = sum over a split's pixels of dy[pixel, o] * x[pixel + tap, c].
 
-    `length` counts blocks of pixels. With LAST, dy is [o, pitch]: tensor cores take 32-bit numbers in this order alone.
+    A program has the KW taps of one row of the filter. `length` counts blocks of pixels. With LAST,
+    dy is [o, pitch], because tensor cores take 32-bit numbers only in this order.
     """
     eh: tl.constexpr = PH > 0 or (HO - 1) * SH - PH + KH > H
     ew: tl.constexpr = PW > 0 or (WO - 1) * SW - PW + KW > W
@@ -148,16 +176,45 @@ def _weight_gradient_kernel(
 
 @triton.jit(do_not_specialize=["M", "length", "splits"])
 def _thin_weight_gradient_kernel(
-    x, dy, which, pieces, M, length, splits, x_row, dy_row,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    HO: tl.constexpr, WO: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_w: tl.constexpr,
-    y_b: tl.constexpr, y_c: tl.constexpr, y_h: tl.constexpr, y_w: tl.constexpr,
-    POOL: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The same as pieces[split, o, c x tap], for few channels; one column more has the sums of dy, which are the bias's gradient.
+    x,
+    dy,
+    which,
+    pieces,
+    M,
+    length,
+    splits,
+    x_row,
+    dy_row,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    O: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
+    y_b: tl.constexpr,
+    y_c: tl.constexpr,
+    y_h: tl.constexpr,
+    y_w: tl.constexpr,
+    POOL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The same for few channels, as pieces[split, o, c x tap].
 
-    With POOL, dy is the gradient behind a 2x2 pooling, and `which` says at which pixel of its window each stands.
+    One more column has the sums of dy, which are the bias's gradient. With POOL, dy is the gradient
+    after a 2x2 pooling, and `which` says to which pixel of its window each number belongs.
     """
     by: tl.constexpr = 2 if POOL else 1
     eh: tl.constexpr = PH > 0 or (HO * by - 1) * SH - PH + KH > H
@@ -192,8 +249,26 @@ def _thin_weight_gradient_kernel(
         if POOL:
             corner = tl.load(which + at, mask=inside, other=0)
             for at_corner in tl.static_range(4):
-                seen = patch(x, base, top + at_corner // 2 * SH, left + at_corner % 2 * SW, real, i, j, k,
-                              at_corner // 2 * SH * x_h + at_corner % 2 * SW * x_w, area, depth, x_c, x_h, x_w, H, W, eh, ew)  # fmt: skip
+                seen = patch(
+                    x,
+                    base,
+                    top + at_corner // 2 * SH,
+                    left + at_corner % 2 * SW,
+                    real,
+                    i,
+                    j,
+                    k,
+                    at_corner // 2 * SH * x_h + at_corner % 2 * SW * x_w,
+                    area,
+                    depth,
+                    x_c,
+                    x_h,
+                    x_w,
+                    H,
+                    W,
+                    eh,
+                    ew,
+                )
                 seen = tl.where(ones, 1.0, seen).to(seen.dtype)
                 total = tl.dot(
                     seen,
@@ -213,12 +288,28 @@ def _thin_weight_gradient_kernel(
 
 @triton.jit(do_not_specialize=["splits", "parts"])
 def _add_pieces_kernel(
-    pieces, sums, dw, db, splits, parts, dw_row, db_row, C: tl.constexpr, O: tl.constexpr, AREA: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SUBTRACT: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, SUMS: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """dw[o, c, tap] (and db) from the pieces: written, or subtracted in place. `sums` [parts, O] are dy's sums over parts of the pixels.
+    pieces,
+    sums,
+    dw,
+    db,
+    splits,
+    parts,
+    dw_row,
+    db_row,
+    C: tl.constexpr,
+    O: tl.constexpr,
+    AREA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SUBTRACT: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    SUMS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """Sum the pieces to dw[o, c, tap], and `sums` to db; write them, or subtract them in place.
 
-    A program has one output, all taps and some channels: they are read by tap, as the pieces lie in memory, and written by channel.
+    `sums` [parts, O] are dy's sums over parts of the pixels. A program has one output, all taps and
+    some channels. It reads by tap, as the pieces lie in memory, and writes by channel.
     """
     across: tl.constexpr = (C + BC - 1) // BC
     row = (tl.program_id(0) // (across * O)).to(tl.int64)
@@ -258,10 +349,20 @@ def _add_pieces_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def _add_thin_pieces_kernel(
-    pieces, dw, db, splits, dw_row, db_row, depth: tl.constexpr, O: tl.constexpr, HAS_BIAS: tl.constexpr, SUBTRACT: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """The same for few channels, whose pieces lie in memory as dw does, with a column more for db."""
+    pieces,
+    dw,
+    db,
+    splits,
+    dw_row,
+    db_row,
+    depth: tl.constexpr,
+    O: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SUBTRACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """The same for few channels: pieces have the layout of dw, and one more column for db."""
     wide: tl.constexpr = depth + 1
     blocks: tl.constexpr = (O * wide + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -287,17 +388,22 @@ def _put(place, value, inside, SUBTRACT: tl.constexpr):
 
 
 def thin(x: Tensor, size: Sequence[int]) -> bool:
-    """Whether x has too few channels, or kernels so large too many taps, for a block of one tap's channels."""
+    """Whether x has too few channels, or its filters too many taps, for blocks of one tap."""
     return not (tapwise(x) and size[1] <= TAPS)
 
 
 def weight_gradient(
-    x: Tensor, dy: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], which: Tensor | None = None,
+    x: Tensor,
+    dy: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    which: Tensor | None = None,
     config: tuple[int, ...] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Sums over parts of the pixels, [R, parts, ...].
 
-    With `which` (few channels only), dy is the gradient behind a 2x2 pooling.
+    With `which` (for few channels only), dy is the gradient after a 2x2 pooling.
     """
     rows, batch, channels, high, wide = x.shape
     outputs, out_high, out_wide = dy.shape[2:]
@@ -313,16 +419,47 @@ def weight_gradient(
     parts = triton.cdiv(m, length)
     pieces = torch.empty(rows, parts, outputs, depth + few, device=x.device)
     sizes = {
-        "C": channels, "H": high, "W": wide, "O": outputs, "KH": size[0], "KW": size[1], "HO": out_high, "WO": out_wide,
-        "SH": stride[0], "SW": stride[1], "PH": padding[0], "PW": padding[1],
-        "x_b": x.stride(1), "x_c": x.stride(2), "x_h": x.stride(3), "x_w": x.stride(4),
-        "PRECISION": precision(), "BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages,
-    }  # fmt: skip
+        "C": channels,
+        "H": high,
+        "W": wide,
+        "O": outputs,
+        "KH": size[0],
+        "KW": size[1],
+        "HO": out_high,
+        "WO": out_wide,
+        "SH": stride[0],
+        "SW": stride[1],
+        "PH": padding[0],
+        "PW": padding[1],
+        "x_b": x.stride(1),
+        "x_c": x.stride(2),
+        "x_h": x.stride(3),
+        "x_w": x.stride(4),
+        "PRECISION": precision(),
+        "BM": bm,
+        "BN": bn,
+        "BK": bk,
+        "num_warps": warps,
+        "num_stages": stages,
+    }
     if few:
         _thin_weight_gradient_kernel[(tiles * parts,)](
-            x, dy, dy if which is None else which, pieces, m, length, parts, x.stride(0), dy.stride(0),
-            y_b=dy.stride(1), y_c=dy.stride(2), y_h=dy.stride(3), y_w=dy.stride(4), POOL=which is not None, **sizes,
-        )  # fmt: skip
+            x,
+            dy,
+            dy if which is None else which,
+            pieces,
+            m,
+            length,
+            parts,
+            x.stride(0),
+            dy.stride(0),
+            y_b=dy.stride(1),
+            y_c=dy.stride(2),
+            y_h=dy.stride(3),
+            y_w=dy.stride(4),
+            POOL=which is not None,
+            **sizes,
+        )
     else:
         last = dy.dtype == torch.float32
         grads, pitch = (_pixels_last(dy), triton.cdiv(m, 16) * 16) if last else (dy, m)
@@ -333,7 +470,7 @@ def weight_gradient(
 
 
 def _weight_blocks(channels: int, outputs: int, size: Sequence[int], few: bool) -> tuple[int, ...]:
-    """Outputs, channels (or columns) and pixels of a block, warps, stages."""
+    """Outputs, channels (or columns) and pixels of a block; warps; and stages."""
     bm, three = min(64, rounded(outputs)), precision() == "tf32x3"
     if few:
         return (
@@ -347,7 +484,7 @@ def _weight_blocks(channels: int, outputs: int, size: Sequence[int], few: bool) 
 
 
 def _parts(m: int, bk: int, tiles: int, few: bool) -> int:
-    """Into how many parts the pixels are divided, so that there are programs enough to keep a large GPU busy."""
+    """Into how many parts the pixels are divided, so that enough programs keep a large GPU busy."""
     programs, least = (3200, 2) if few else (1600, 8)
     return max(1, min(128 if few else 64, -(-m // (least * bk)), -(-programs // tiles)))
 
@@ -355,7 +492,10 @@ def _parts(m: int, bk: int, tiles: int, few: bool) -> int:
 def add_pieces(
     pieces: Tensor, sums: Tensor | None, dw: Tensor, db: Tensor | None, few: bool, subtract: bool
 ) -> None:
-    """dw [R, O, C, kh, kw] (and db) from the pieces: written, or subtracted in place. `sums` [R, parts, O] are dy's sums, unless `few`."""
+    """Sum the pieces to dw [R, O, C, kh, kw] and to db; write them, or subtract them in place.
+
+    Unless `few`, `sums` [R, parts, O] are dy's sums.
+    """
     rows, outputs, channels, *size = dw.shape
     area, parts = size[0] * size[1], pieces.shape[1]
     together = min(4, triton.next_power_of_2(parts))
@@ -375,6 +515,17 @@ def add_pieces(
     bt = triton.next_power_of_2(area)
     bc = min(max(1, 1024 // bt), rounded(channels))
     _add_pieces_kernel[(rows * outputs * triton.cdiv(channels, bc),)](
-        pieces, sums, dw, db, parts, 0 if sums is None else sums.shape[1], *by_row, C=channels, AREA=area, BT=bt, BC=bc,
-        SUMS=rounded(outputs), **more,
-    )  # fmt: skip
+        pieces,
+        sums,
+        dw,
+        db,
+        parts,
+        0 if sums is None else sums.shape[1],
+        *by_row,
+        C=channels,
+        AREA=area,
+        BT=bt,
+        BC=bc,
+        SUMS=rounded(outputs),
+        **more,
+    )

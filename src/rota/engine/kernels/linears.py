@@ -1,8 +1,10 @@
-"""Linear layers of stacks with small mini-batches: bound by the weights' way from and to memory, which is taken as seldom as possible.
+"""Linear layers of stacks with small mini-batches.
 
-The forward pass reads the weights once, and adds bias and ReLU. The backward pass reads them once and writes them once: the gradient of the
-input, the step of weights and bias, and the mask of the ReLU before the layer happen in one kernel. Wide mini-batches are bound by
-arithmetic, and go to the library. Block sizes are a fixed function of the shapes.
+Moving the weights from and to memory bounds their speed, so it happens as seldom as possible. The
+forward pass reads the weights once, and adds bias and ReLU. The backward pass reads them once and
+writes them once: one kernel computes the gradient of the input, takes the step of weights and bias,
+and applies the mask of the ReLU before the layer. Arithmetic bounds the speed of wide mini-batches,
+so the library computes these. Block sizes are a fixed function of the shapes.
 """
 
 from __future__ import annotations
@@ -14,17 +16,33 @@ from torch import Tensor
 
 from rota.engine.kernels.common import contiguous_last, precision, rounded
 
-WIDEST = 64  # the widest mini-batch for the kernels here
+WIDEST = 64  # the widest mini-batch for these kernels
 PROGRAMS = 500  # as many keep the memory of a large GPU busy
 
 
 @triton.jit(do_not_specialize=["B", "splits", "length"])
 def _linear_kernel(
-    x, w, bias, y, B, splits, length, x_row, w_row, bias_row, K: tl.constexpr, N: tl.constexpr,
-    SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """y[b, n] = sum over k of x[b, k] * w[n, k]; with SPLIT, sums over parts of k as y[split, b, n]."""
+    x,
+    w,
+    bias,
+    y,
+    B,
+    splits,
+    length,
+    x_row,
+    w_row,
+    bias_row,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """y[b, n] = sum over k of x[b, k] * w[n, k]; SPLIT: sums over parts of k, y[split, b, n]."""
     across: tl.constexpr = (N + BN - 1) // BN
     n = tl.program_id(0) % across * BN + tl.arange(0, BN)
     split = tl.program_id(0) // across % splits
@@ -51,9 +69,18 @@ def _linear_kernel(
 
 @triton.jit(do_not_specialize=["B", "splits"])
 def _add_splits_kernel(
-    pieces, bias, y, B, splits, bias_row, N: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
+    pieces,
+    bias,
+    y,
+    B,
+    splits,
+    bias_row,
+    N: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
     blocks = tl.cdiv(B * N, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -74,11 +101,34 @@ def _add_splits_kernel(
 
 @triton.jit(do_not_specialize=["B"])
 def _linear_backward_kernel(
-    dy, x, w, dx, dw, db, scale, B, dy_row, x_row, w_row, dw_row, db_row, K: tl.constexpr, N: tl.constexpr,
-    WANTED: tl.constexpr, GATE: tl.constexpr, HAS_BIAS: tl.constexpr, SUBTRACT: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """For some inputs k and all outputs n: dx = dy @ w from the old weights, dw = dy^T @ x, and dw is written or subtracted from w."""
+    dy,
+    x,
+    w,
+    dx,
+    dw,
+    db,
+    scale,
+    B,
+    dy_row,
+    x_row,
+    w_row,
+    dw_row,
+    db_row,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    WANTED: tl.constexpr,
+    GATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SUBTRACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """For some inputs k and all outputs n: dx = dy @ w with the old weights, and dw = dy^T @ x.
+
+    dw is written, or subtracted from w.
+    """
     across: tl.constexpr = (K + BK - 1) // BK
     first = tl.program_id(0) % across
     row = (tl.program_id(0) // across).to(tl.int64)
@@ -118,12 +168,12 @@ def _linear_backward_kernel(
 
 
 def _forward_blocks(n: int, k: int) -> tuple[int, ...]:
-    """Outputs and depth of a block, warps, stages: measured on an H200."""
+    """Outputs and depth of a block; warps; and stages. They are measured on an H200."""
     return min(64, rounded(n)), 64 if k >= 64 else rounded(k), 4, 3 if k < 2048 else 2
 
 
 def _backward_blocks(n: int, k: int, wanted: bool) -> tuple[int, ...]:
-    """Outputs and inputs of a block, warps, stages."""
+    """Outputs and inputs of a block; warps; and stages."""
     if k >= 1024:
         return min(32, rounded(n)), 128, 4, 3
     return (
@@ -151,9 +201,28 @@ def _forward(
     to = y if splits == 1 else torch.empty(rows, splits, batch, outputs, device=x.device)
     bias_row = bias.stride(0) if bias is not None else 0
     _linear_kernel[(tiles * splits,)](
-        x, weight, bias, to, batch, splits, length, x.stride(0), weight.stride(0), bias_row, K=inputs, N=outputs, SPLIT=splits > 1,
-        HAS_BIAS=bias is not None, RELU=relu, PRECISION=precision(), BM=rounded(batch), BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        x,
+        weight,
+        bias,
+        to,
+        batch,
+        splits,
+        length,
+        x.stride(0),
+        weight.stride(0),
+        bias_row,
+        K=inputs,
+        N=outputs,
+        SPLIT=splits > 1,
+        HAS_BIAS=bias is not None,
+        RELU=relu,
+        PRECISION=precision(),
+        BM=rounded(batch),
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
     if splits > 1:
         _add_splits_kernel[(rows * triton.cdiv(batch * outputs, 256),)](
             to,
@@ -187,18 +256,47 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
 
 
 def _backward(
-    dy: Tensor, x: Tensor, weight: Tensor, scale: float, wanted: bool, dw: Tensor, db: Tensor | None, subtract: bool,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scale: float,
+    wanted: bool,
+    dw: Tensor,
+    db: Tensor | None,
+    subtract: bool,
     config: tuple[int, ...] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     rows, batch, inputs = x.shape
     outputs = weight.shape[1]
     bn, bk, warps, stages = config or _backward_blocks(outputs, inputs, wanted)
     dx = torch.empty(x.shape if wanted else 0, device=x.device, dtype=x.dtype)
     _linear_backward_kernel[(rows * triton.cdiv(inputs, bk),)](
-        dy, x, weight, dx, dw, db, scale, batch, dy.stride(0), x.stride(0), weight.stride(0), dw.stride(0),
-        db.stride(0) if db is not None else 0, K=inputs, N=outputs, WANTED=wanted, GATE=scale != 0, HAS_BIAS=db is not None,
-        SUBTRACT=subtract, PRECISION=precision(), BM=rounded(batch), BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        dy,
+        x,
+        weight,
+        dx,
+        dw,
+        db,
+        scale,
+        batch,
+        dy.stride(0),
+        x.stride(0),
+        weight.stride(0),
+        dw.stride(0),
+        db.stride(0) if db is not None else 0,
+        K=inputs,
+        N=outputs,
+        WANTED=wanted,
+        GATE=scale != 0,
+        HAS_BIAS=db is not None,
+        SUBTRACT=subtract,
+        PRECISION=precision(),
+        BM=rounded(batch),
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
     return dx
 
 
@@ -212,9 +310,11 @@ def linear_backward_(
     db: Tensor | None,
     subtract: bool,
 ) -> Tensor:
-    """The gradients of a linear layer: dw and db are written, or subtracted in place; the result is the input's (if wanted).
+    """The gradients of a linear layer.
 
-    With a scale, that one is multiplied by it where x > 0, and 0 elsewhere: the ReLU (and dropout) that x came from.
+    Those of weights and bias are written to dw and db, or subtracted from them in place. The result
+    is the gradient of the input, if wanted. With a scale, it is multiplied by the scale where
+    x > 0, and is 0 elsewhere: this is the gradient before the ReLU (and dropout) that x came from.
     """
     if x.shape[1] <= WIDEST:
         whole = [contiguous_last(each, 2) for each in (dy, x, weight)]

@@ -1,8 +1,9 @@
-"""BatchNorm of stacks, two launches forward and two backward: every row has its own statistics, over its real examples alone.
+"""BatchNorm of stacks: every row has its own statistics, over its real examples alone.
 
-Torch's operators would take dozens, each with its way through memory. Here the first launch of either pass makes sums over parts of
-the pixels, and every program of the second one adds these up before it writes its part of the result. Results lie in memory as the
-input does. Statistics are float32; block sizes are a fixed function of the shapes.
+Each pass takes two launches. Torch's operators would take dozens, each with a pass over memory.
+Here the first launch makes sums over parts of the pixels. Every program of the second one adds
+these up before it writes its part of the result. Results have the memory layout of the input.
+Statistics are float32, and block sizes are a fixed function of the shapes.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def _place(parts, C: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _at(m, c, S: tl.constexpr, b: tl.constexpr, by_c: tl.constexpr, s: tl.constexpr):
-    """Where pixels and channels lie in a row: [pixels, channels]."""
+    """Where pixels and channels lie in a row's memory: [pixels, channels]."""
     return ((m // S).to(tl.int64) * b + m % S * s)[:, None] + (c * by_c)[None, :]
 
 
 @triton.jit
 def _real(mask, row, m, M, last, S: tl.constexpr):
-    """Whether pixels are of real examples."""
+    """Whether pixels belong to real examples."""
     return tl.load(mask + row * (M // S) + m // S, mask=m < last, other=0) != 0
 
 
@@ -50,7 +51,10 @@ def _real(mask, row, m, M, last, S: tl.constexpr):
 def _pieces(
     pieces, row, start, parts, c, EACH: tl.constexpr, C: tl.constexpr, TOGETHER: tl.constexpr
 ):
-    """Where the first of EACH numbers of some parts lies for channels c, [parts, channels], and which there are."""
+    """Where some parts' numbers for channels c begin, [parts, channels], and which parts exist.
+
+    A part has EACH numbers per channel.
+    """
     p = start + tl.arange(0, TOGETHER)
     return pieces + ((row * parts + p) * EACH * C)[:, None] + c[None, :], (p < parts)[:, None] & (
         c < C
@@ -59,10 +63,25 @@ def _pieces(
 
 @triton.jit(do_not_specialize=["M", "length", "parts"])
 def _parts_kernel(
-    x, mask, pieces, M, length, parts, x_row, C: tl.constexpr, S: tl.constexpr, x_b: tl.constexpr, x_c: tl.constexpr, x_s: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Of a part's real pixels: how many, their mean, and their squares around it. Each place of a block has its own until the end."""
+    x,
+    mask,
+    pieces,
+    M,
+    length,
+    parts,
+    x_row,
+    C: tl.constexpr,
+    S: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_s: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """The number of a part's real pixels, their mean, and their sum of squares around it.
+
+    Each place of a block has its own numbers until the end.
+    """
     row, part, c = _place(parts, C, BC)
     last = tl.minimum(part * length + length, M)
     n = tl.zeros((BM,), tl.float32)
@@ -94,12 +113,38 @@ def _parts_kernel(
 
 @triton.jit(do_not_specialize=["M", "length", "parts"])
 def _normalise_kernel(
-    x, weight, bias, pieces, out, mean_to, rstd_to, unbiased_to, M, length, parts, eps, x_row, out_row, weight_row, bias_row,
-    C: tl.constexpr, S: tl.constexpr, x_b: tl.constexpr, x_c: tl.constexpr, x_s: tl.constexpr,
-    out_b: tl.constexpr, out_c: tl.constexpr, out_s: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    RELU: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """The parts' statistics become the row's, and with those a part of the pixels is normalised."""
+    x,
+    weight,
+    bias,
+    pieces,
+    out,
+    mean_to,
+    rstd_to,
+    unbiased_to,
+    M,
+    length,
+    parts,
+    eps,
+    x_row,
+    out_row,
+    weight_row,
+    bias_row,
+    C: tl.constexpr,
+    S: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_s: tl.constexpr,
+    out_b: tl.constexpr,
+    out_c: tl.constexpr,
+    out_s: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """Combine the parts' statistics to the row's, and normalise a part of the pixels with them."""
     row, part, c = _place(parts, C, BC)
     count = tl.zeros((BC,), tl.float32)
     mean = tl.zeros((BC,), tl.float32)
@@ -145,11 +190,28 @@ def _normalise_kernel(
 
 @triton.jit(do_not_specialize=["M", "length", "parts"])
 def _sums_kernel(
-    g, x, mean, rstd, pieces, M, length, parts, g_row, x_row, C: tl.constexpr, S: tl.constexpr,
-    g_b: tl.constexpr, g_c: tl.constexpr, g_s: tl.constexpr, x_b: tl.constexpr, x_c: tl.constexpr, x_s: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Over a part of the pixels: the sums of the gradient, and of the gradient times the normalised input."""
+    g,
+    x,
+    mean,
+    rstd,
+    pieces,
+    M,
+    length,
+    parts,
+    g_row,
+    x_row,
+    C: tl.constexpr,
+    S: tl.constexpr,
+    g_b: tl.constexpr,
+    g_c: tl.constexpr,
+    g_s: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_s: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Sums over a part of the pixels: of the gradient, and of gradient * normalised input."""
     row, part, c = _place(parts, C, BC)
     middle = tl.load(mean + row * C + c, mask=c < C, other=0.0)[None, :]
     scale = tl.load(rstd + row * C + c, mask=c < C, other=0.0)[None, :]
@@ -174,12 +236,40 @@ def _sums_kernel(
 
 @triton.jit(do_not_specialize=["M", "length", "parts"])
 def _gradient_kernel(
-    g, x, mean, rstd, weight, mask, pieces, dx, dweight, dbias, M, length, parts, g_row, x_row, dx_row, weight_row,
-    C: tl.constexpr, S: tl.constexpr, g_b: tl.constexpr, g_c: tl.constexpr, g_s: tl.constexpr,
-    x_b: tl.constexpr, x_c: tl.constexpr, x_s: tl.constexpr, dx_b: tl.constexpr, dx_c: tl.constexpr, dx_s: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """The parts' sums become the row's, and with those the gradient of a part of the input is made."""
+    g,
+    x,
+    mean,
+    rstd,
+    weight,
+    mask,
+    pieces,
+    dx,
+    dweight,
+    dbias,
+    M,
+    length,
+    parts,
+    g_row,
+    x_row,
+    dx_row,
+    weight_row,
+    C: tl.constexpr,
+    S: tl.constexpr,
+    g_b: tl.constexpr,
+    g_c: tl.constexpr,
+    g_s: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_s: tl.constexpr,
+    dx_b: tl.constexpr,
+    dx_c: tl.constexpr,
+    dx_s: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """Add the parts' sums up, and compute the gradient of a part of the input with them."""
     row, part, c = _place(parts, C, BC)
     plain = tl.zeros((BC,), tl.float32)
     times = tl.zeros((BC,), tl.float32)
@@ -225,19 +315,19 @@ def _gradient_kernel(
 
 
 def _flat(x: Tensor) -> Tensor:
-    """x [R, B, C, ...] as [R, B, C, pixels]: a view, if the pixels lie in memory as in either of the usual layouts."""
+    """x [R, B, C, ...] as [R, B, C, pixels]: a view, if x has one of the usual memory layouts."""
     return x.reshape(*x.shape[:3], x.shape[3:].numel())
 
 
 def _lying(x: Tensor) -> Tensor:
-    """x; or a copy, where it lies in some other layout."""
+    """x, or a copy if it has some other layout."""
     return x if _flat(x).data_ptr() == x.data_ptr() else x.contiguous()
 
 
 def _blocks(x: Tensor) -> dict[str, int]:
-    """How a flat x is divided: pixels and channels of a block, and the length and number of the parts.
+    """How a flat x is divided: pixels and channels per block, and the parts' length and number.
 
-    There are parts enough to keep a GPU busy, but so few that adding up what they give takes less than what follows.
+    Enough parts keep a GPU busy, and few enough are quickly added up.
     """
     rows, batch, channels, area = x.shape
     m = batch * area
@@ -275,13 +365,13 @@ def _mask(mask: Tensor) -> Tensor:
 
 
 def _given(**params: Tensor | None) -> dict[str, Any]:
-    """Which parameters there are, and their strides."""
+    """Which parameters exist, and their strides."""
     has = {f"HAS_{name.upper()}": p is not None for name, p in params.items()}
     return {**has, **{f"{name}_row": 0 if p is None else p.stride(0) for name, p in params.items()}}
 
 
 def _row(param: Tensor | None) -> Tensor | None:
-    """One row's parameter as that of a stack."""
+    """One row's parameter as a stack of one."""
     return None if param is None else param.unsqueeze(0)
 
 
@@ -289,10 +379,10 @@ def _row(param: Tensor | None) -> Tensor | None:
 def batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every row's x [R, B, C, ...] normalised over the examples where mask [R, B] is not 0, then ReLU if asked; or one row's, without the
-    row axis.
+    """Normalise every row's x [R, B, C, ...] over the examples where mask [R, B] is not 0.
 
-    Also the mean, 1 / the standard deviation, and the unbiased variance, [R, C]. All are float32, whatever x is.
+    ReLU follows if asked. One row may come without the axis of rows. Also returns the mean,
+    1 / standard deviation, and the unbiased variance, each [R, C] and in float32, whatever x is.
     """
     if mask.dim() > 1:
         return _forward(x, weight, bias, mask, eps, relu)
@@ -317,9 +407,21 @@ def _forward(
     weight, bias = (None if p is None else contiguous_last(p, 1) for p in (weight, bias))
     _parts_kernel[_grid(x, sizes)](flat, mask, pieces, **sizes, **_strides(x=flat))
     _normalise_kernel[_grid(x, sizes)](
-        flat, weight, bias, pieces, to, mean, rstd, unbiased, **sizes, **_strides(x=flat, out=to), **_given(weight=weight, bias=bias),
-        eps=eps, RELU=relu, TOGETHER=TOGETHER,
-    )  # fmt: skip
+        flat,
+        weight,
+        bias,
+        pieces,
+        to,
+        mean,
+        rstd,
+        unbiased,
+        **sizes,
+        **_strides(x=flat, out=to),
+        **_given(weight=weight, bias=bias),
+        eps=eps,
+        RELU=relu,
+        TOGETHER=TOGETHER,
+    )
     return out, mean, rstd, unbiased
 
 
@@ -327,7 +429,7 @@ def _forward(
 def batch_norm_backward(
     g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for x, the weight and the bias, from that of the result."""
+    """The gradients of x, the weight and the bias."""
     if mask.dim() > 1:
         return _backward(g, x, mean, rstd, weight, mask)
     first = g.unsqueeze(0), x.unsqueeze(0), mean.unsqueeze(0), rstd.unsqueeze(0)
@@ -351,14 +453,26 @@ def _backward(
         slope, flat, mean, rstd, pieces, **sizes, **_strides(g=slope, x=flat)
     )
     _gradient_kernel[_grid(x, sizes)](
-        slope, flat, mean, rstd, weight, mask, pieces, to, dweight, dbias, **sizes, **_strides(g=slope, x=flat, dx=to),
-        **_given(weight=weight), TOGETHER=TOGETHER,
-    )  # fmt: skip
+        slope,
+        flat,
+        mean,
+        rstd,
+        weight,
+        mask,
+        pieces,
+        to,
+        dweight,
+        dbias,
+        **sizes,
+        **_strides(g=slope, x=flat, dx=to),
+        **_given(weight=weight),
+        TOGETHER=TOGETHER,
+    )
     return dx, dweight, dbias
 
 
 class BatchNorm(torch.autograd.Function):
-    """`batch_norm` with its gradient: torch.func differentiates such a function, but no custom operator."""
+    """`batch_norm` with its gradient: torch.func differentiates it, but no custom operator."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Batched products with few rows, wherever a network has them outside of linear layers."""
+"""Batched products with few rows, outside of linear layers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,30 @@ from rota.engine.kernels.common import Blocks, precision
 
 @triton.jit
 def _product_kernel(
-    a, b, c, bias, M, N, K, a_row, a_m, a_k, b_row, b_k, b_n, c_row, c_m, c_n, bias_row,
-    HAS_BIAS: tl.constexpr, SUBTRACT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    a,
+    b,
+    c,
+    bias,
+    M,
+    N,
+    K,
+    a_row,
+    a_m,
+    a_k,
+    b_row,
+    b_k,
+    b_n,
+    c_row,
+    c_m,
+    c_n,
+    bias_row,
+    HAS_BIAS: tl.constexpr,
+    SUBTRACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """c = a @ b (+ bias), or c -= a @ b, for every row; a is [M, K], b is [K, N], any strides."""
     row = tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(N, BN)
@@ -51,20 +72,40 @@ def _product(
     bm, bn, bk, warps, stages = config or _product_blocks(m, n, k)
     grid = (triton.cdiv(m, bm) * triton.cdiv(n, bn), rows)
     _product_kernel[grid](
-        a, b, c, bias, m, n, k, *a.stride(), *b.stride(), *c.stride(), bias.stride(0) if bias is not None else 0,
-        HAS_BIAS=bias is not None, SUBTRACT=subtract, PRECISION=precision(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        a,
+        b,
+        c,
+        bias,
+        m,
+        n,
+        k,
+        *a.stride(),
+        *b.stride(),
+        *c.stride(),
+        bias.stride(0) if bias is not None else 0,
+        HAS_BIAS=bias is not None,
+        SUBTRACT=subtract,
+        PRECISION=precision(),
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
 
 
 def _product_blocks(m: int, n: int, k: int) -> Blocks:
-    """Rows, columns and depth of a block, warps, and stages of the pipeline: measured on an H200."""
+    """Rows, columns and depth of a block; warps; and pipeline stages, measured on an H200."""
     if k <= 16:
         return 32, 64, 16, 4, 2
     return 16 if m <= 16 else 32, 16 if n <= 16 else 64, 64 if k >= 2048 else 32, 2, 2
 
 
 def _suits(a: Tensor, b: Tensor) -> bool:
-    """Whether the kernel here beats the library's: few rows, or a gradient's product over few examples; not at full precision."""
+    """Whether this kernel beats the library's.
+
+    It does for few rows, and for a gradient's product over few examples, but not at full precision.
+    """
     return (
         (a.shape[1] <= 32 or a.shape[2] <= 16)
         and (a.dtype != torch.float32 or precision() == "tf32")

@@ -1,8 +1,9 @@
-"""LSTM layers: all their steps in time as one operator each way, with one launch for a step.
+"""LSTM layers: all steps in time as one operator each way, with one launch per step.
 
-Written out in torch's operators a layer has a dozen of them for every step in time, and twice as many backward: thousands of launches, and
-a step that takes long to trace. Here a launch makes a step's product, its gates and its state. What comes before in time is in memory
-when the next launch begins, so that no program waits for another.
+In torch's operators a layer has a dozen of them per step in time, and twice as many backward. That
+makes thousands of launches, and a local step that takes long to trace. Here one launch computes a
+step's product, its gates and its state. Its results are in memory when the next launch begins, so
+no program waits for another.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _tanh(x):
 
 @triton.jit
 def _place(t, B, T: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """A program's row, its examples m and units n, where step t of the examples lies among all, and which pairs there are."""
+    """A program's row, examples m and units n, where their step t lies, and which pairs exist."""
     across: tl.constexpr = (U + BN - 1) // BN
     blocks = tl.cdiv(B, BM) * across
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -36,10 +37,26 @@ def _place(t, B, T: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.cons
 
 @triton.jit(do_not_specialize=["t", "B"])
 def _forward_kernel(
-    inputs, w, hidden, gates, cells, t, B, w_row, T: tl.constexpr, U: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Step t of some examples m and units n: z = inputs[t] + hidden[t - 1] @ w^T, one product for each gate."""
+    inputs,
+    w,
+    hidden,
+    gates,
+    cells,
+    t,
+    B,
+    w_row,
+    T: tl.constexpr,
+    U: tl.constexpr,
+    FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Step t of some examples m and units n: z = inputs[t] + hidden[t - 1] @ w^T.
+
+    There is one product for each gate.
+    """
     row, m, n, now, inside = _place(t, B, T, U, BM, BN)
     four = now * (4 * U) + n[None, :]
     zi = tl.load(inputs + four, mask=inside, other=0.0).to(tl.float32)
@@ -79,13 +96,28 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["t", "B"])
 def _backward_kernel(
-    d_hidden, gates, cells, w, d_gates, d_cell, t, B, w_row, T: tl.constexpr, U: tl.constexpr, LAST: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Step t of some examples m and units n, after step t + 1: dh = d_hidden[t] + d_gates[t + 1] @ w^T, and the way back through the gates.
+    d_hidden,
+    gates,
+    cells,
+    w,
+    d_gates,
+    d_cell,
+    t,
+    B,
+    w_row,
+    T: tl.constexpr,
+    U: tl.constexpr,
+    LAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The gradients of step t of some examples m and units n, after those of step t + 1.
 
-    w is [U, 4U] here: tensor cores take 32-bit numbers in this order alone, and would be given one at a time. d_cell is what comes from
-    the step after by way of the cell; a program reads and writes its own part alone.
+    dh = d_hidden[t] + d_gates[t + 1] @ w^T, and from it the gradients of the gates. w is [U, 4U]
+    here, because tensor cores take 32-bit numbers only in this order. d_cell is the gradient that
+    the later step gives by way of the cell. A program reads and writes its own part alone.
     """
     row, m, n, now, inside = _place(t, B, T, U, BM, BN)
     four = now * (4 * U) + n[None, :]
@@ -128,7 +160,10 @@ def _backward_kernel(
 
 
 def _blocks(batch: int, units: int, products: int) -> Blocks:
-    """Examples, units and depth of a block, warps, and stages of the pipeline; the more products at once, the less deep."""
+    """Examples, units and depth of a block; warps; and stages of the pipeline.
+
+    Blocks of more products are less deep.
+    """
     return min(64, rounded(batch)), min(32, rounded(units)), 32 if products == 4 else 64, 4, 3
 
 
@@ -142,9 +177,24 @@ def _forward(
     bm, bn, bk, warps, stages = config or _blocks(batch, units, 4)
     for t in range(time):
         _forward_kernel[(rows * triton.cdiv(batch, bm) * triton.cdiv(units, bn),)](
-            inputs, weight, hidden, gates, cells, t, batch, weight.stride(0), T=time, U=units, FIRST=t == 0,
-            PRECISION=precision(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+            inputs,
+            weight,
+            hidden,
+            gates,
+            cells,
+            t,
+            batch,
+            weight.stride(0),
+            T=time,
+            U=units,
+            FIRST=t == 0,
+            PRECISION=precision(),
+            BM=bm,
+            BN=bn,
+            BK=bk,
+            num_warps=warps,
+            num_stages=stages,
+        )
     return hidden, gates, cells
 
 
@@ -157,17 +207,34 @@ def _backward(
     bm, bn, bk, warps, stages = config or _blocks(batch, units, 1)
     for t in reversed(range(time)):
         _backward_kernel[(rows * triton.cdiv(batch, bm) * triton.cdiv(units, bn),)](
-            d_hidden, gates, cells, turned, d_gates, d_cell, t, batch, turned.stride(0), T=time, U=units, LAST=t == time - 1,
-            PRECISION=precision(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+            d_hidden,
+            gates,
+            cells,
+            turned,
+            d_gates,
+            d_cell,
+            t,
+            batch,
+            turned.stride(0),
+            T=time,
+            U=units,
+            LAST=t == time - 1,
+            PRECISION=precision(),
+            BM=bm,
+            BN=bn,
+            BK=bk,
+            num_warps=warps,
+            num_stages=stages,
+        )
     return d_gates
 
 
 @torch.library.custom_op("rota::recurrent_rows", mutates_args=())
 def recurrent_rows(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """models.text.recurrent for inputs [R, B, T, 4U] with every row's own weights [R, 4U, U]; or for one row, without R.
+    """models.text.recurrent for inputs [R, B, T, 4U] with every row's own weights [R, 4U, U].
 
-    Beside the hidden states, what the way back needs: the gates i, f, g, o, and the cells, which are in float32 whatever the inputs.
+    One row may come without R. Also returns what the gradient needs: the gates i, f, g, o, and the
+    cells, which are float32 whatever the inputs are.
     """
     if inputs.dim() == 3:
         hidden, gates, cells = _forward(inputs.contiguous()[None], contiguous_last(weight, 2)[None])
@@ -179,7 +246,7 @@ def recurrent_rows(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tens
 def recurrent_rows_backward(
     d_hidden: Tensor, gates: Tensor, cells: Tensor, weight: Tensor
 ) -> Tensor:
-    """The gradient for the inputs of `recurrent_rows`, from that for its hidden states."""
+    """The gradient of the inputs of `recurrent_rows`, from the gradient of its hidden states."""
     whole = [each.contiguous() for each in (d_hidden, gates, cells)]
     if gates.dim() == 3:
         return _backward(
@@ -189,7 +256,7 @@ def recurrent_rows_backward(
 
 
 class Recurrent(torch.autograd.Function):
-    """One row's `recurrent_rows` with its gradient, in a form that torch.func and its tracer can follow."""
+    """One row's `recurrent_rows` with its gradient, for torch.func and its tracer."""
 
     @staticmethod
     def forward(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,7 +273,11 @@ class Recurrent(torch.autograd.Function):
     @staticmethod
     @torch.no_grad()  # a step takes no gradient of a gradient
     def backward(ctx: Any, d_hidden: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights' gradient is a product over all steps at once, in torch's operators, which a fused step subtracts in place."""
+        """The gradients of inputs and weights.
+
+        That of the weights is a product over all steps at once in torch's operators, which a fused
+        step subtracts in place.
+        """
         hidden, gates, cells, weight = ctx.saved_tensors
         d_inputs = recurrent_rows_backward(d_hidden, gates, cells, weight)
         before = F.pad(

@@ -1,4 +1,7 @@
-"""A stack's beginning and end: rows are put in place, and what came of them is taken out, with one pass over their parameters each."""
+"""The beginning and the end of a stack's work, each with one pass over the parameters.
+
+Rows are put in place at the beginning, and their results are taken out at the end.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,24 @@ BLOCK = 4096
 
 @triton.jit(do_not_specialize=["rows", "room", "width"])
 def _load_kernel(
-    index, weight, key, steps, rate, index_to, weight_to, key_to, steps_to, rate_to, loss_to, number_to, rows, room, width,
-    FUSED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    index,
+    weight,
+    key,
+    steps,
+    rate,
+    index_to,
+    weight_to,
+    key_to,
+    steps_to,
+    rate_to,
+    loss_to,
+    number_to,
+    rows,
+    room,
+    width,
+    FUSED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     blocks = tl.cdiv(width, BLOCK)
     place = (tl.program_id(0) // blocks).to(tl.int64)  # of a step and a row
     t = place // rows
@@ -42,10 +60,19 @@ def _load_kernel(
 
 
 def load(
-    index: Tensor, weight: Tensor, key: Tensor, steps: Tensor, rate: Tensor, tables: tuple[Tensor, Tensor], state: tuple[Tensor, ...],
+    index: Tensor,
+    weight: Tensor,
+    key: Tensor,
+    steps: Tensor,
+    rate: Tensor,
+    tables: tuple[Tensor, Tensor],
+    state: tuple[Tensor, ...],
     fused: bool,
-) -> None:  # fmt: skip
-    """A schedule [steps, rows, width], its rows' keys, steps and rates, to a stack's tables and state (key, last, rate, loss, number)."""
+) -> None:
+    """Copy a schedule [steps, rows, width] to a stack's tables, and set the stack's state.
+
+    The state is (key, last, rate, loss, number) of the rows, from their keys, steps and rates.
+    """
     number, rows, width = index.shape
     block = min(256, rounded(width))
     _load_kernel[(number * rows * triton.cdiv(width, block),)](
@@ -77,7 +104,7 @@ def _spread_kernel(theta, to, n, room, theta_row, to_row, BLOCK: tl.constexpr):
 
 
 def spread(theta: Tensor, to: Tensor) -> None:
-    """Rows of parameters [rows, n], perhaps all the same, to their place in a stack."""
+    """Copy rows of parameters [rows, n], perhaps all the same, to their places in a stack."""
     rows, n = theta.shape
     room = _room(to)
     _spread_kernel[(rows * triton.cdiv(room, BLOCK),)](
@@ -86,7 +113,7 @@ def spread(theta: Tensor, to: Tensor) -> None:
 
 
 def _room(matrix: Tensor) -> int:
-    """The columns of a stack's matrix with those that align its rows: whole vectors can be stored."""
+    """The columns of a stack's matrix, with padding so that whole vectors can be stored."""
     return min(-(-matrix.shape[1] // 64) * 64, matrix.stride(0))
 
 
@@ -118,7 +145,7 @@ def _numbers_kernel(squares, loss, out, blocks, rows, BLOCK: tl.constexpr):
 
 
 def results(before: Tensor, after: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-    """The updates before - after [rows, n], and their norms and the rows' losses as one small tensor [2, rows]."""
+    """The updates before - after [rows, n]; and their norms and the rows' losses, [2, rows]."""
     rows, n = before.shape
     room = _room(after)
     update = torch.empty(rows, room, device=before.device)[:, :n]

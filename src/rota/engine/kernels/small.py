@@ -1,4 +1,4 @@
-"""Small kernels: one launch where torch's operators would take several. Dropout, the loss, a step's examples, and the schedule."""
+"""Dropout, the loss, a step's examples and the schedule: one launch instead of several."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _drop_kernel(y, key, number, x, n, call, p, scale, BLOCK: tl.constexpr):
 
 @torch.library.custom_op("rota::drop_rows", mutates_args=())
 def drop(y: Tensor, key: Tensor, number: Tensor, call: int, p: float) -> Tensor:
-    """local.Dropout's c-th call of a step, for every row: its mask on y [R, ...], in one kernel."""
+    """The mask of local.Dropout's c-th call in a step on every row of y [R, ...], in one kernel."""
     y = y.contiguous()
     x = torch.empty_like(y)
     n = y[0].numel()
@@ -118,7 +118,7 @@ CLASSES = 1024  # the most for one block
 
 @torch.library.custom_op("rota::cross_entropy_rows", mutates_args=())
 def cross_entropy(z: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted sum of the cross-entropies of logits z [R, B, C], and its gradient for z."""
+    """The weighted sum of the cross-entropies of logits z [R, B, C], and its gradient with z."""
     rows, batch, classes = z.shape
     z, y, weight = z.contiguous(), y.contiguous(), weight.contiguous()
     loss, dz = torch.empty(rows, device=z.device), torch.empty(z.shape, device=z.device)
@@ -157,7 +157,7 @@ def _take_kernel(
 def take(
     x: Tensor, y: Tensor, index: Tensor, weight: Tensor, number: Tensor, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mini-batches of step `number` for the first rows: x and y at index[number], and weight[number]."""
+    """The first rows' mini-batches of step `number`: x, y at index[number], and weight[number]."""
     if y.dim() > 1 or not x.is_contiguous():
         now = [table.index_select(0, number[:1])[0, :rows] for table in (index, weight)]
         return x[now[0]], y[now[0]], now[1]
@@ -189,7 +189,10 @@ def _words_kernel(table, key, words, rows, longest, epoch, BLOCK: tl.constexpr):
 
 
 def words(table: Tensor, first: int, epochs: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Each row's key, and the words that order its examples in some epochs: [epochs, rows, longest], the largest ones beyond its own."""
+    """Each row's key, and the words that order its examples in some epochs.
+
+    The words are [epochs, rows, longest]. Beyond a row's own examples they are the largest ones.
+    """
     rows = table.shape[1]
     key = torch.empty(rows, dtype=torch.int64, device=table.device)
     out = torch.empty(epochs, rows, longest, dtype=torch.int64, device=table.device)
@@ -225,7 +228,10 @@ def _index_kernel(
 
 
 def indices(table: Tensor, order: Tensor, first: int, index: Tensor, weight: Tensor) -> None:
-    """The mini-batches of the epochs that `order` [epochs, rows, longest] has, from `first` on: index and weight [steps, rows, width]."""
+    """The mini-batches of the epochs in `order` [epochs, rows, longest], which begin at `first`.
+
+    They are written to index and weight, both [steps, rows, width].
+    """
     steps, rows, width = index.shape
     block = min(256, rounded(width))
     _index_kernel[(steps * rows * triton.cdiv(width, block),)](

@@ -1,4 +1,7 @@
-"""What the taps of convolutions see of images: [pixels, channels], or for few channels [taps x channels, pixels]."""
+"""What the taps of convolutions read from images.
+
+That is [pixels, channels], or for few channels [taps x channels, pixels].
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,26 @@ from torch import Tensor
 
 
 @triton.jit
-def image(x, base, top, left, real, i, j, c, x_h: tl.constexpr, x_w: tl.constexpr,
-           H: tl.constexpr, W: tl.constexpr, EH: tl.constexpr, EW: tl.constexpr):  # fmt: skip
-    """What a tap sees from some pixels: [pixels, channels]. EH and EW: whether taps reach over the edges."""
+def image(
+    x,
+    base,
+    top,
+    left,
+    real,
+    i,
+    j,
+    c,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    EH: tl.constexpr,
+    EW: tl.constexpr,
+):
+    """What a tap reads at some pixels: [pixels, channels].
+
+    EH and EW say whether taps reach over the edges.
+    """
     if EH:
         real = real & (top + i >= 0) & (top + i < H)
     if EW:
@@ -22,9 +42,30 @@ def image(x, base, top, left, real, i, j, c, x_h: tl.constexpr, x_w: tl.constexp
 
 
 @triton.jit
-def patch(x, base, top, left, real, i, j, k, SHIFT: tl.constexpr, AREA: tl.constexpr, depth: tl.constexpr, x_c: tl.constexpr,
-           x_h: tl.constexpr, x_w: tl.constexpr, H: tl.constexpr, W: tl.constexpr, EH: tl.constexpr, EW: tl.constexpr):  # fmt: skip
-    """What taps and channels see from some pixels: [taps x channels, pixels], in which the pixels are neighbours in memory."""
+def patch(
+    x,
+    base,
+    top,
+    left,
+    real,
+    i,
+    j,
+    k,
+    SHIFT: tl.constexpr,
+    AREA: tl.constexpr,
+    depth: tl.constexpr,
+    x_c: tl.constexpr,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    EH: tl.constexpr,
+    EW: tl.constexpr,
+):
+    """What some taps and channels read at some pixels: [taps x channels, pixels].
+
+    The pixels are neighbours in memory.
+    """
     real = real[None, :] & (k < depth)[:, None]
     if EH:
         real = real & ((top[None, :] + i[:, None]).to(tl.uint32, bitcast=True) < H)
@@ -38,5 +79,5 @@ def patch(x, base, top, left, real, i, j, k, SHIFT: tl.constexpr, AREA: tl.const
 
 
 def tapwise(x: Tensor) -> bool:
-    """Whether a block of the depth can be one tap's channels."""
+    """Whether a block of the depth can belong to one tap."""
     return x.shape[2] % 16 == 0 and x.stride(2) == 1
