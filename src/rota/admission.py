@@ -160,7 +160,7 @@ def _well_formed(chunk: Chunk, model: Weights) -> Chunk:
         if not _numbers(getattr(chunk, name), number):
             why, new[name] = why or f"'{name}' is not one number per row", np.zeros(number)
     costs = list(vars(chunk.costs).values())
-    if not all(_numbers(each, number) and not (each < 0).any() for each in costs):
+    if not all(_numbers(each, number) for each in costs) or (np.stack(costs) < 0).any():
         why, new["costs"] = why or "the costs are not numbers from 0 on", Costs.nothing(number)
     if not why:
         return chunk

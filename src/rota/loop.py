@@ -14,6 +14,7 @@ nothing depends on how far a generator has been used.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -100,9 +101,10 @@ def play(
         "server_bytes": after.nbytes,
         **(meter(memory, shares, state.models, now) if meter else {}),
     }
-    test = now % experiment.evaluate == 0 or now == experiment.rounds
-    with rng.addressed(rng.key(experiment.seed, "evaluate", now)):
-        scores = engine.evaluate(models) if test else None
+    scores = None
+    if now % experiment.evaluate == 0 or now == experiment.rounds:
+        with rng.addressed(rng.key(experiment.seed, "evaluate", now)):
+            scores = engine.evaluate(models)
     names, alike = experiment.models(models), same_score(experiment.tasks)
     return after, record(now, names, plan, seen, scores, totals, asked, alike)
 
@@ -168,7 +170,7 @@ def keep(owned: Tensor, moment: Tensor, before: Tensor | None) -> Tensor:
 
 def finite(values: Tensor) -> bool:
     """Whether all numbers are finite; their sum tells in most cases."""
-    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())
 
 
 def blame(plan: Plan, seen: Seen, model: int) -> None:

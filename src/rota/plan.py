@@ -535,12 +535,13 @@ class Seen:
 
     def only(self, sees: Collection[str]) -> Seen:
         """The columns that a policy declares in `sees`; the others are NaN."""
-        nothing = Seen.nothing(len(self.reason))
+        rows = len(self.reason)
+        unknown = np.full(rows, np.nan)
         return Seen(
-            norm=self.norm if "norm" in sees else nothing.norm,
-            loss=self.loss if "loss" in sees else nothing.loss,
-            examples=self.examples if "examples" in sees else nothing.examples,
-            costs=self.costs if "seconds" in sees else nothing.costs,
+            norm=self.norm if "norm" in sees else unknown,
+            loss=self.loss if "loss" in sees else unknown,
+            examples=self.examples if "examples" in sees else unknown,
+            costs=self.costs if "seconds" in sees else Costs.nothing(rows),
             reason=self.reason,
             pace=self.pace,
         )

@@ -18,10 +18,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rota.arrays import Array
+
+Words = TypeVar("Words", Tensor, Array)
+"""64-bit words as int64 tensors, or as int64 arrays, which are faster if they are short."""
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -65,8 +71,8 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _shift(words: Tensor, by: int) -> Tensor:
-    """Logical right shift of int64 words (torch's own keeps the sign)."""
+def _shift(words: Words, by: int) -> Words:
+    """Logical right shift of int64 words (the usual one keeps the sign)."""
     return (words >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -75,14 +81,14 @@ def as_tensor(keys: list[int], device: torch.device | str = "cpu") -> Tensor:
     return torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=device)
 
 
-def _mix_words(words: Tensor) -> Tensor:
-    """`_mix` on int64 tensors, whose products wrap around."""
+def _mix_words(words: Words) -> Words:
+    """`_mix` on int64 words, whose products wrap around."""
     words = (words ^ _shift(words, 30)) * _signed(MIX1)
     words = (words ^ _shift(words, 27)) * _signed(MIX2)
     return words ^ _shift(words, 31)
 
 
-def fold(keys: Tensor, word: int | Tensor) -> Tensor:
+def fold(keys: Words, word: int | Words) -> Words:
     """`key` with one more word, for many keys: fold(as_tensor([key(s, a)]), w) is key(s, a, w)."""
     if isinstance(word, int):
         return _mix_words(keys + _signed((GOLDEN * ((word & MASK) + 1)) & MASK))

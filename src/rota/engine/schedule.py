@@ -105,10 +105,10 @@ def _epochs(steps: Array, per_epoch: Array) -> int:
 
 def row_keys(key: int, clients: Array, tasks: Array, device: torch.device) -> Tensor:
     """The keys of rows in a round whose local training has this key; see local.row_key."""
-    keys = rng.as_tensor([key], device)
+    keys: Array = rng.as_tensor([key]).numpy()
     for word in (clients, tasks):
-        keys = rng.fold(keys, torch.as_tensor(word, device=device))
-    return keys
+        keys = rng.fold(keys, word)
+    return torch.from_numpy(keys).to(device)
 
 
 def _on_gpu(group: Group, device: torch.device) -> Schedule:
