@@ -6,6 +6,7 @@ numbers.py   numbers as people write them
 charts.py    what a chart is: plain plotly values, finished in page.js
 curves.py    the charts over rounds
 clients.py   the charts over clients
+submodels.py the charts about sub-models
 tables.py    the tables
 page.py      the page around them (page.css, page.js)
 """

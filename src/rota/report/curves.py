@@ -35,10 +35,13 @@ KNOWN = {
     "worst_accuracy",
     "accuracy_spread",
     "seconds",
+    "round_seconds",
     "bytes_up",
     "bytes_down",
     "server_bytes",
     "client_seconds",
+    "parts",
+    "narrowest",
 }
 """The plain values of a round that the page shows elsewhere. Each other value gets a chart."""
 
@@ -81,7 +84,7 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
     chart.empty = "No round has been tested yet."
     for one in series:
         chart.traces += _curve(one, one.along, _score(name, one.model), "line", share)
-    chart.layout["yaxis"] = _axis(share)
+    chart.layout["yaxis"] = score_axis(share)
     chart.note = f"Mean {word} on the test examples."
     if share:
         chart.note = "Share of the test examples that are classified correctly."
@@ -98,7 +101,7 @@ def _level(y: float) -> dict[str, Any]:
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
 
 
-def _axis(share: bool) -> dict[str, Any]:
+def score_axis(share: bool) -> dict[str, Any]:
     """The y axis of accuracies, or of scores that are not shares."""
     return SHARE if share else {"tickformat": "~g"}
 
@@ -114,7 +117,7 @@ def worst(chart: Chart, series: list[Series]) -> None:
 def across(series: list[Series]) -> list[Chart]:
     """How evenly the models are served: their spread, and for several groups the worst of them."""
     share = all(one.share for one in series)
-    low = Chart("worst", "The worst model", progress=True, layout={"yaxis": _axis(share)})
+    low = Chart("worst", "The worst model", progress=True, layout={"yaxis": score_axis(share)})
     low.note = "The lowest accuracy of the models in each round."
     for one in series if len(series) > 1 else []:
         low.traces += _curve(one, one.along, _score("worst_accuracy", None), "line", share)
@@ -161,7 +164,7 @@ def spread(title: str, series: list[Series]) -> Chart:
             chart.traces.append(_line(one, one.along, middle, "line", share))
     if any(len(one.group.runs) > 1 for one in series):
         chart.note += " All three are means over seeds."
-    chart.layout = {"yaxis": _axis(share)}
+    chart.layout = {"yaxis": score_axis(share)}
     return chart
 
 
@@ -184,6 +187,22 @@ def measures(groups: list[Group], series: list[Series]) -> list[Chart]:
             trace["connectgaps"] = True  # not every round must have a value
         charts.append(chart)
     return charts
+
+
+def times(series: Series, step: float) -> list[Trace]:
+    """The time of each round, in steps of so many seconds."""
+
+    def pick(line: Record) -> float:
+        return float(line["round_seconds"]) / step
+
+    return _curve(series, series.along + EVERY, pick, "line", False)
+
+
+def against_time(series: Series) -> tuple[Floats, Floats]:
+    """The virtual clock at each test, and the score; means over the seeds."""
+    seconds = _values(series.group, series.along, lambda line: line["seconds"])
+    scores = _values(series.group, series.along, _score("accuracy", series.model))
+    return seconds.mean(axis=0), scores.mean(axis=0)
 
 
 def _curve(series: Series, along: str, pick: Pick, role: str, share: bool) -> list[Trace]:
@@ -239,16 +258,27 @@ def _values(group: Group, along: str, pick: Pick) -> Floats:
     So a mean is always over the same seeds. Runs without any round are left out. Of very many
     rounds it is an even selection with both ends.
     """
+    runs, rounds = _rounds(group, along)
+    picked: list[list[Any]] = [[pick(run[now]) for now in rounds] for run in runs]
+    return np.array(picked, dtype=np.float64).reshape(len(runs), len(rounds))  # None becomes nan
+
+
+def rounds_of(group: Group) -> list[int]:
+    """The rounds that a curve over all rounds shows."""
+    return _rounds(group, EVERY)[1]
+
+
+def _rounds(group: Group, along: str) -> tuple[list[dict[int, Record]], list[int]]:
+    """Each run's lines by round, and the rounds that a curve shows."""
     runs = []
     for run in group.runs:
         lines = run.rounds if along.endswith(EVERY) else run.tested
         if lines:
             runs.append({line["round"]: line for line in lines})
     if not runs:
-        return np.zeros((1, 0))
+        return [{}], []
     rounds = sorted(set.intersection(*map(set, runs)))
     if len(rounds) > POINTS:
         places = np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)
         rounds = [rounds[place] for place in places]
-    picked: list[list[Any]] = [[pick(run[now]) for now in rounds] for run in runs]
-    return np.array(picked, dtype=np.float64)  # None becomes nan
+    return runs, rounds

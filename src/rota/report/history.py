@@ -27,11 +27,18 @@ class History:
     text: str
     """config.toml as written."""
     rounds: list[Record]
-    """The lines of rounds.jsonl, without `cohort` and `failures`."""
+    """The lines of rounds.jsonl, without `cohort`, `failures` and `dropped`.
+
+    `round_seconds` is the round's own time: what it adds to the virtual clock.
+    """
     sampled: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """For each model, how often each client was drawn for it."""
     failures: Counter[str] = field(default_factory=Counter)
     """The number of failed rows, by reason."""
+    widths: dict[int, dict[int, float]] = field(default_factory=dict)
+    """For each round in which clients may hold parts: the width of each client that was drawn."""
+    dropped: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
+    """For each model and layer, how often parts left out each unit, or group of neighbours."""
     data: dict[str, Any] = field(default_factory=dict)
     """data.json: for each model, which client holds how much of what."""
     finished: bool = True
@@ -166,6 +173,8 @@ def _read(folder: Path) -> History:
     lines: list[Record] = []
     sampled: dict[str, Counter[int]] = {}
     failures: Counter[str] = Counter()
+    widths: dict[int, dict[int, float]] = {}
+    dropped: dict[str, dict[str, NDArray[np.float64]]] = {}
     path = folder / "config.toml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -175,12 +184,17 @@ def _read(folder: Path) -> History:
         path = folder / "rounds.jsonl"
         for line in _whole_lines(path):
             record = json.loads(line)
-            for model, clients in record.pop("cohort").items():
+            cohort = record.pop("cohort")
+            if "held" in record:
+                widths[record["round"]] = _widths(cohort, record["held"])
+                _add(dropped, record.pop("dropped"))
+            for model, clients in cohort.items():
                 sampled.setdefault(model, Counter()).update(clients)
             for failure in record.pop("failures"):
                 model = f"{failure['model']}: " if len(record["models"]) > 1 else ""
                 failures[f"{model}{failure['reason']}"] += 1
-            lines.append(record)
+            before = lines[-1]["seconds"] if lines else 0.0
+            lines.append(record | {"round_seconds": record["seconds"] - before})
         models = list(lines[0]["models"]) if lines and data else list(data)
         data = {name: data[_task(name, data)] for name in models}
     except (OSError, ValueError, KeyError) as error:
@@ -195,10 +209,29 @@ def _read(folder: Path) -> History:
         rounds=lines,
         sampled={name: _by_client(each, data[name]["clients"]) for name, each in sampled.items()},
         failures=failures,
+        widths=widths,
+        dropped=dropped,
         data=data,
         finished=bool(summary),
         wall_seconds=summary.get("wall_seconds"),
     )
+
+
+def _widths(cohort: dict[str, list[int]], held: Record) -> dict[int, float]:
+    """Each drawn client's width; of a client with several models, that of its narrowest part."""
+    out = dict.fromkeys((client for clients in cohort.values() for client in clients), 1.0)
+    for part in held.values():
+        for client, width in zip(part["client"], part["width"], strict=True):
+            out[client] = min(out[client], width)
+    return out
+
+
+def _add(totals: dict[str, dict[str, NDArray[np.float64]]], dropped: Record) -> None:
+    """Add a round's counts of dropped units to the totals."""
+    for model, layers in dropped.items():
+        for layer, counts in layers.items():
+            mine = totals.setdefault(model, {})
+            mine[layer] = mine.get(layer, 0) + np.array(counts, np.float64)
 
 
 def _task(model: str, data: dict[str, Any]) -> str:

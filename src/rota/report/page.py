@@ -14,6 +14,7 @@ from rota.report import clients, curves, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
 from rota.report.groups import Group, methods
 from rota.report.history import History, averaged
+from rota.report.submodels import submodels
 from rota.running.folder import flat
 
 POLICY = (
@@ -131,6 +132,7 @@ def _charts(groups: list[Group], series: list[Series], models: list[str]) -> dic
         "Across models": curves.across(series[: len(groups)]),
         "Each model": by_model,
         "Across clients": [chart for chart in across if chart.traces],
+        "Sub-models": submodels(groups, series),
         "Other measures": curves.measures(groups, series),
         "Who was sampled": sampled,
         "Who holds which data": clients.holdings(groups),

@@ -16,6 +16,8 @@ from rota.probe import Asked
 Record = dict[str, Any]
 ASKED = ", asked before the draw"
 """Suffix of the failure reason of a client that failed during the probe, before the draw."""
+NEIGHBOURS = 64
+"""A record counts the units that parts leave out in at most this many groups per layer."""
 
 
 def same_score(tasks: Sequence[Task]) -> bool:
@@ -62,7 +64,7 @@ def record(
         "models": models,
         "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
         "probability": {"min": _or_none(np.min, known), "max": _or_none(np.max, known)},
-        **_parts(plan),
+        **_parts(names, plan, seen),
         **totals,
         "failures": _failures(names, plan, seen, asked),
     }
@@ -77,12 +79,51 @@ def _scores(score: Score) -> Record:
     return out
 
 
-def _parts(plan: Plan) -> Record:
-    """How many rows held only a part of their model, and the narrowest width among them."""
+def _parts(names: list[str], plan: Plan, seen: Seen) -> Record:
+    """Who held only a part of a model, how long that took, and which units were left out.
+
+    `slowest` is the client that the round waited for; it trains its models one after the other.
+    """
     if plan.cut is None:
         return {}
-    widths = [plan.cuts[k - 1].width for k in plan.cut.tolist() if k]
-    return {"parts": len(widths), "narrowest": min(widths, default=1.0)}
+    width = np.array([1.0, *(part.width for part in plan.cuts)])[plan.cut]
+    rows = np.flatnonzero(width < 1)
+    held = {}
+    for s, name in enumerate(names):
+        mine = rows[plan.model[rows] == s]
+        held[name] = {
+            "client": plan.client[mine].tolist(),
+            "width": width[mine].tolist(),
+            "seconds": seen.seconds[mine].tolist(),
+        }
+    slowest = None
+    if np.isfinite(seen.seconds).any():
+        by_client = np.bincount(plan.client, np.nan_to_num(seen.seconds))
+        client = int(by_client.argmax())
+        narrow = float(width[plan.client == client].min())
+        slowest = {"client": client, "seconds": float(by_client[client]), "width": narrow}
+    return {
+        "parts": len(rows),
+        "narrowest": float(width[rows].min(initial=1.0)),
+        "slowest": slowest,
+        "held": held,
+        "dropped": _dropped(names, plan),
+    }
+
+
+def _dropped(names: list[str], plan: Plan) -> Record:
+    """For each model and layer, how many rows left out each unit; means over neighbours."""
+    out: Record = {}
+    for k, part in enumerate(plan.cuts, start=1):
+        rows, model = int(np.sum(plan.cut == k)), out.setdefault(names[part.model], {})
+        for layer, kept in zip(part.cut.units.layers, part.cut.kept, strict=True):
+            times = np.full(layer.size, rows)
+            times[kept] = 0
+            groups = np.array_split(times, min(layer.size, NEIGHBOURS))
+            before = model.get(layer.name, [0.0] * len(groups))
+            each = zip(groups, before, strict=True)
+            model[layer.name] = [round(float(some.mean()) + old, 3) for some, old in each]
+    return out
 
 
 def _failures(names: list[str], plan: Plan, seen: Seen, asked: Asked | None) -> list[Record]:
