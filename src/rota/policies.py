@@ -21,7 +21,7 @@ from rota.sampling import SAMPLERS
 from rota.submodel import CAPACITIES, SUBMODELS
 from rota.submodel.units import Units
 from rota.world.availability import Availability
-from rota.world.devices import Devices
+from rota.world.devices import DEVICES
 
 __all__ = [
     "KINDS",
@@ -137,7 +137,7 @@ KINDS: dict[str, Kind] = {
             lambda estimator, at: estimator.init([model.weights for model in at.models], at.shares),
         ),
         Kind("server", SERVERS, "sgd", ("step",)),
-        Kind("devices", {"devices": Devices}, "devices", ("profile",)),
+        Kind("devices", DEVICES, "lognormal", ("profile",), usual="lognormal"),
         Kind(
             "availability",
             {"availability": Availability},

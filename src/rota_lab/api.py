@@ -23,6 +23,7 @@ MODULES = (
     "rota.sampling.variance",
     "rota.estimate",
     "rota.policies",
+    "rota.world.devices",
     "rota.engine",
     "rota.running.watch",
     "rota.recipe",

@@ -3,7 +3,7 @@ makes the objects.
 
 rounds = 100                        # also: seed, evaluate, target, metrics, summary
 [sampler]                           # one table for each kind of policy: a name and options
-name = "uniform"                    # a kind with only one member needs no name: [devices]
+name = "uniform"                    # a kind with only one member needs no name: [admission]
 budget = 10                         # or `fraction = 0.1`
 [[task]]                            # one for each model
 data = "digits"                     # a name, or a table with a name and options

@@ -68,7 +68,7 @@ def kinds() -> dict[str, Mapping[str, Callable[..., Any]]]:
 
 
 def listed(key: str) -> str:
-    """A kind of policy as `rota list` calls it: samplers; but devices, which has one member."""
+    """A kind of policy as `rota list` calls it: samplers; admission has one member."""
     if key.endswith("y") and not KINDS[key].single:
         return f"{key[:-1]}ies"
     return key if KINDS[key].single or key.endswith("s") else f"{key}s"
