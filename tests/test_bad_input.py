@@ -154,7 +154,9 @@ MISTAKES = {
         "uniform, full"
     ),
     "run fedavg-digits --set devices=5": "'devices' is 5, but it takes a name, or a table with a",
-    "run fedavg-digits --set availability=5": "'availability' is 5, but it takes a table of options",
+    "run fedavg-digits --set availability=5": (
+        "'availability' is 5, but it takes a table of options"
+    ),
     "run fedavg-digits --set sampler.procedure=fxed": (
         "'sampler.procedure' is 'fxed', but it takes one of 'fixed', 'independent'"
     ),
