@@ -20,9 +20,14 @@ import numpy as np
 import pytest
 import torch
 
+import rota
+from rota import policies
 from rota.cli import app as commands
+from rota.data.federation import Federation
 from rota.data.files import cache
+from rota.estimate import StaleVre
 from rota.models import MODELS
+from rota.plan import Task
 from rota.sampling import SAMPLERS
 from rota_lab import bench
 from rota_lab.bench import environment, floors, growth, systems, works
@@ -292,6 +297,21 @@ def test_the_floors_are_positive(tmp_path: Path) -> None:
     # four steps read and write the weights
     assert size.flops[0] == 24 * 6 * (784 * 200 + 200 * 200 + 200 * 10)
     assert floors.traffic(size)[0] == 4 * 199_210 * 8 + 24 * 784 * 4
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_timed_sampler_does_what_the_sampler_does(name: str, blobs: Federation) -> None:
+    task = Task(MODELS["logistic"], blobs, batch=4)
+    plain, spent = SAMPLERS[name](**({} if name == "full" else {"budget": 3})), list[float]()
+    estimator = {"mmfl-vre": StaleVre()}.get(name)
+    runs = [
+        rota.run([task], sampler, rounds=2, engine="sequential", estimator=estimator)
+        for sampler in (plain, growth.timed(plain, spent))
+    ]
+    assert spent
+    assert min(spent) >= 0
+    assert policies.sees(growth.timed(plain, spent)) == policies.sees(plain)
+    assert runs[0].records == runs[1].records, "it is shown the same, and watches the same"
 
 
 def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_right_sampler_passes_in_three_lines() -> None:
 
 
 class NoMethod:
-    init, draw = Mine.init, Mine.draw
+    init, observe = Mine.init, Mine.observe
 
 
 class UnknownColumn(Mine):
@@ -226,7 +226,7 @@ class Spendthrift(KVib):
 
 
 WRONG: list[tuple[Any, str]] = [
-    (NoMethod(), "NoMethod has no method `observe`"),
+    (NoMethod(), "NoMethod has no method `draw`"),
     (UnknownColumn(), "declares in `sees` the unknown ['norms']"),
     (WatchesNothing(), "must declare 'update' in `sees` if and only if it has the methods"),
     (WatchesSecretly(3), "must declare 'update' in `sees` if and only if it has the methods"),

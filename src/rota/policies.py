@@ -126,7 +126,7 @@ KINDS: dict[str, Kind] = {
             "sampler",
             SAMPLERS,
             "uniform",
-            ("init", "draw", "observe"),
+            ("init", "draw"),
             lambda sampler, at: sampler.init(at.shares, at.rounds),
         ),
         Kind(

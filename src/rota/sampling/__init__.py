@@ -13,16 +13,13 @@ from rota.sampling.avare import Avare
 from rota.sampling.choice import CpowD, PowD, RpowD
 from rota.sampling.clustered import ClusteredSimilarity, ClusteredSize
 from rota.sampling.divfl import DivFl
-from rota.sampling.kvib import KVib, KVibFull
+from rota.sampling.kvib import KVib, KVibFull, Vrb
 from rota.sampling.mabs import Mabs
 from rota.sampling.mmfl import Gvr, KVibPairs, Lvr, Vre
 from rota.sampling.mmfl_baselines import FedFair, Random, RoundRobin, RoundRobinServer
-from rota.sampling.ocs import Aocs, Ocs
-from rota.sampling.optimal import Optimal
+from rota.sampling.ocs import Aocs, Ocs, Optimal
 from rota.sampling.osmd import Osmd, OsmdAdaptive, OsmdIndependent
-from rota.sampling.proportional import Proportional, ProportionalMean
-from rota.sampling.uniform import Full, Uniform
-from rota.sampling.vrb import Vrb
+from rota.sampling.uniform import Full, Proportional, ProportionalMean, Uniform
 from rota.sampling.waterfill import waterfill
 
 __all__ = [
@@ -70,7 +67,8 @@ class Sampler(Protocol):
 
     A sampler is a value: everything it learns is in the state that it takes and returns. `shares`
     is d[s, i], client i's share of model s's data; it is 0 where the client has no data for the
-    model, or cannot be reached in this round.
+    model, or cannot be reached in this round. A sampler that learns from rounds has a method
+    `observe` (rota.policies.Observing).
 
     Class attributes of rota's own samplers say whether they are `unbiased`, and in words for people
     what they need (`needs`) and what that `costs`. `sees` says it for machines: what the sampler
@@ -89,12 +87,6 @@ class Sampler(Protocol):
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         """This round's plan."""
-
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        """The state after the round, from what the server saw of each row.
-
-        `shares` are the shares of the draw.
-        """
 
 
 @runtime_checkable

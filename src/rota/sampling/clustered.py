@@ -5,13 +5,14 @@ It is unbiased, and its variance is at most that of multinomial sampling.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from rota.arrays import Array
-from rota.plan import Chunk, Job, Plan, Seen, State
+from rota.plan import Plan, State
 from rota.sampling import draw, memory
 
 
@@ -47,19 +48,11 @@ class ClusteredSize:
         return order, round(self.budget) * row[order] / row.sum()
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
-        plans = []
-        for s, row in enumerate(shares):
-            if row.any():
-                client, mass = self.strata(state, s, row)
-                plans.append(stratified(s, client, mass, row, generator))
-        return draw.concatenate(plans)
-
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return state
+        return stratified(self.strata, state, shares, generator)
 
 
 @dataclass(frozen=True)
-class ClusteredSimilarity(ClusteredSize):
+class ClusteredSimilarity(memory.Comparing):
     """Clustered sampling by similarity of the last updates (Fraboni et al. 2021, Alg. 2).
 
     The clusters come from Ward's linkage of the angles between the clients' last updates. The angle
@@ -68,15 +61,14 @@ class ClusteredSimilarity(ClusteredSize):
     fill the free space. A client with a mass above 1 has strata of its own.
     """
 
+    unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "updates of the drawn clients"
-    sees: ClassVar[frozenset[str]] = frozenset({"update"})
     costs: ClassVar[str] = (
         "one update per client and all angles on the server; clustering in every round"
     )
 
-    def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
-        return memory.begin(shares)
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return stratified(self.strata, state, shares, generator)
 
     def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
         owners = np.flatnonzero(row)
@@ -87,20 +79,22 @@ class ClusteredSimilarity(ClusteredSize):
         whole = np.flatnonzero(alone)
         return owners[np.concatenate([whole, client])], np.concatenate([alone[whole], part])
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return state
-
-    def watch(self, state: State, job: Job) -> memory.Fresh:
-        return {}
-
-    def see(self, watched: memory.Fresh, job: Job, chunk: Chunk) -> None:
-        memory.see(watched, job.plan, chunk)
-
-    def learn(self, state: State, watched: memory.Fresh) -> State:
-        return memory.remember(state, watched)
-
 
 def stratified(
+    strata: Callable[[State, int, Array], tuple[Array, Array]],
+    state: State,
+    shares: Array,
+    generator: np.random.Generator,
+) -> Plan:
+    """For every model, one client from each of its strata."""
+    plans = []
+    for s, row in enumerate(shares):
+        if row.any():
+            plans.append(one_each(s, *strata(state, s, row), row, generator))
+    return draw.concatenate(plans)
+
+
+def one_each(
     model: int, client: Array, mass: Array, row: Array, generator: np.random.Generator
 ) -> Plan:
     """One client from each stratum of the line of segments (client, mass), cut at 1, 2, 3 ...

@@ -11,12 +11,12 @@ from typing import ClassVar
 import numpy as np
 
 from rota.arrays import Array
-from rota.plan import Chunk, Job, Plan, Question, Seen, State
+from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw, memory
 
 
 @dataclass(frozen=True)
-class DivFl:
+class DivFl(memory.Comparing):
     """DivFL: the clients whose last updates represent all clients best (Balakrishnan et al. 2022).
 
     The set S of `budget` clients minimises sum_k min_{i in S} |u_k - u_i| over the last known
@@ -25,18 +25,11 @@ class DivFl:
     official code.
     """
 
-    budget: float = 10
-
     unbiased: ClassVar[bool] = False
     needs: ClassVar[str] = "updates of all clients once, then of the drawn clients"
-    sees: ClassVar[frozenset[str]] = frozenset({"update"})
     costs: ClassVar[str] = (
         "every client trains once; one update per client and all distances on the server"
     )
-
-    def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
-        return memory.begin(shares)
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.everybody(np.where(state["known"], 0.0, shares)), "update")
@@ -53,18 +46,6 @@ class DivFl:
             model, unknown = np.full(len(chosen), s), np.full(len(chosen), np.nan)
             plans.append(Plan(chosen, model, unknown, row[chosen] / row[chosen].sum()))
         return draw.concatenate(plans)
-
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return state
-
-    def watch(self, state: State, job: Job) -> memory.Fresh:
-        return {}
-
-    def see(self, watched: memory.Fresh, job: Job, chunk: Chunk) -> None:
-        memory.see(watched, job.plan, chunk)
-
-    def learn(self, state: State, watched: memory.Fresh) -> State:
-        return memory.remember(state, watched)
 
 
 def facilities(distance: Array, number: int) -> Array:

@@ -1,6 +1,9 @@
-"""The clients' last updates, and all their inner products: for samplers that compare clients."""
+"""For samplers that compare clients: their last updates, and all inner products of these."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -8,7 +11,8 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import Chunk, Plan, State
+from rota.plan import Chunk, Job, State
+from rota.sampling import draw
 
 MOST = 5_000
 BLOCK = 1 << 13
@@ -16,12 +20,40 @@ BLOCK = 1 << 13
 many."""
 
 
-def begin(shares: Array) -> State:
-    """The state in which no update is known.
+Fresh = dict[tuple[int, int], Tensor]
+"""The updates of one round by (model, client), in the order of their arrival."""
 
-    For model s it has update.s.i of client i [0] and gram.s [clients, clients]; `known` is
+
+@dataclass(frozen=True)
+class Comparing:
+    """A sampler that watches the updates as they pass, and remembers each client's last one.
+
+    For model s its state has update.s.i of client i and gram.s [clients, clients]; `known` is
     [models, clients].
     """
+
+    budget: float = 10
+
+    sees: ClassVar[frozenset[str]] = frozenset({"update"})
+
+    def init(self, shares: Array, rounds: int) -> State:
+        draw.check_budget(self.budget, shares.shape[1])
+        return begin(shares)
+
+    def watch(self, state: State, job: Job) -> Fresh:
+        return {}
+
+    def see(self, watched: Fresh, job: Job, chunk: Chunk) -> None:
+        for place in np.flatnonzero(chunk.ok).tolist():
+            pair = chunk.model, int(job.plan.client[chunk.rows[place]])
+            watched[pair] = chunk.update[place].to(torch.float32, copy=True)
+
+    def learn(self, state: State, watched: Fresh) -> State:
+        return remember(state, watched)
+
+
+def begin(shares: Array) -> State:
+    """The state in which no update is known."""
     models, clients = shares.shape
     if clients > MOST:
         raise BadInput(
@@ -35,17 +67,6 @@ def begin(shares: Array) -> State:
         for client in range(clients):
             state[f"update.{s}.{client}"] = torch.zeros(0)
     return state
-
-
-Fresh = dict[tuple[int, int], Tensor]
-"""The updates of one round by (model, client), in the order of their arrival."""
-
-
-def see(fresh: Fresh, plan: Plan, chunk: Chunk) -> None:
-    """Keep copies of a chunk's updates, which the next state will remember."""
-    for place in np.flatnonzero(chunk.ok).tolist():
-        pair = chunk.model, int(plan.client[chunk.rows[place]])
-        fresh[pair] = chunk.update[place].to(torch.float32, copy=True)
 
 
 def remember(state: State, fresh: Fresh) -> State:

@@ -85,9 +85,6 @@ class Assigning:
         drawn = assign.draw_distinct if self.distinct else assign.draw_processors
         return drawn(rates, state["processors"], shares, generator)
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return state
-
 
 def check_mix(mix: float) -> None:
     """Refuse a part of the budget, to be spread evenly, that is not above 0 and at most 1."""

@@ -60,9 +60,6 @@ class Random:
         probability = np.where(processors[client] == 1, rate, np.nan)
         return Plan(client, model, probability, times * shares[model, client] / rate)
 
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return state
-
 
 @dataclass(frozen=True)
 class RoundRobin:

@@ -1,4 +1,4 @@
-"""Optimal client sampling (Chen, Horváth, Richtárik 2020): a part of a trained cohort uploads."""
+"""Sampling by this round's own update norms: the oracle, and optimal client sampling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,40 @@ from rota.sampling.waterfill import LARGEST, fill
 
 
 @dataclass(frozen=True)
-class Ocs:
+class Optimal:
+    """Optimal: the smallest variance that independent coins can have (S1 Lemma 3).
+
+    p = waterfill(share * norm, budget) of this round's updates. It is an oracle to compare others
+    with: every client trains before the draw.
+    """
+
+    budget: float = 10
+
+    procedure: ClassVar[draw.Procedure] = "independent"
+    unbiased: ClassVar[bool] = True
+    needs: ClassVar[str] = "norms of all clients"
+    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
+    costs: ClassVar[str] = "every client trains"
+
+    def init(self, shares: Array, rounds: int) -> State:
+        draw.check_budget(self.budget, shares.shape[1])
+        return {"norm": np.full(shares.shape, np.nan)}
+
+    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
+        return Question(draw.everybody(shares), "norm")
+
+    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
+        return {"norm": matrix(state["norm"].shape, plan, seen.norm)}
+
+    def rates(self, state: State, shares: Array) -> Array:
+        return fill(np.nan_to_num(shares * state["norm"]), self.budget, shares)
+
+    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
+        return draw.independent(self.rates(state, shares), shares, generator)
+
+
+@dataclass(frozen=True)
+class Ocs(Optimal):
     """OCS: a uniform cohort trains, and its norms decide who uploads (Chen et al. 2020).
 
     Each client of the cohort reports its norm and uploads by an independent coin, with
@@ -28,26 +61,20 @@ class Ocs:
     budget: float = 3
     cohort: int = 32
 
-    procedure: ClassVar[draw.Procedure] = "independent"
-    unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "norms of some clients"
-    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "a cohort trains, and a part of it uploads"
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        state = super().init(shares, rounds)
         if self.cohort < self.budget:
             raise BadInput(
                 f"sampler.cohort is {self.cohort}: it must be at least sampler.budget, "
                 f"{self.budget:g}, because the budget is drawn from the cohort"
             )
-        return {"norm": np.full(shares.shape, np.nan)}
+        return state
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
         return Question(draw.fixed(self.cohort, shares, generator), "norm")
-
-    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
-        return {"norm": matrix(state["norm"].shape, plan, seen.norm)}
 
     def rates(self, state: State, shares: Array) -> Array:
         """Probabilities inside the cohort, 0 outside."""
@@ -62,9 +89,6 @@ class Ocs:
         chance = np.minimum(1.0, self.cohort / np.maximum(clients, 1))  # to be in the cohort
         plan = draw.independent(self.rates(state, shares), shares / chance[:, None], generator)
         return replace(plan, probability=plan.probability * chance[plan.model])
-
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        return state
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from rota import rng
 from rota.arrays import Array
 from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, State, whole
-from rota.policies import EVERYTHING, Watching, sees
+from rota.policies import EVERYTHING, Observing, Watching, sees
 from rota.sampling import Asking
 from rota.weights import Weights
 
@@ -155,9 +155,10 @@ def observe(
 ) -> State:
     """The state after the plan's rows have replied."""
     state = show(sampler, state, plan, clients)
+    if not isinstance(sampler, Observing):
+        return state
     shown = sees(sampler) if columns is None else columns
-    after: State = sampler.observe(state, shares, plan, clients.seen(plan, shown))
-    return after
+    return sampler.observe(state, shares, plan, clients.seen(plan, shown))
 
 
 def play(

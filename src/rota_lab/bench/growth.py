@@ -5,22 +5,22 @@ Above all, the cost of the server's part: deciding who trains what, and learning
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rota import data, loop, models
-from rota.arrays import Array
 from rota.data.federation import Federation, Part
 from rota.engine import make
 from rota.estimate import FedAvg, StaleVre
 from rota.experiment import Experiment
-from rota.plan import Plan, Question, Seen, State, Task
-from rota.sampling import SAMPLERS, Asking, Sampler
+from rota.plan import Task
+from rota.sampling import SAMPLERS, Sampler
 from rota_lab.bench.works import images
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -61,37 +61,25 @@ EXAMPLES = 5
 """The examples of each client."""
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A sampler that notes how long each of its steps takes."""
-
-    inner: Sampler
-    seconds: list[float] = field(default_factory=list)
-
-    def init(self, shares: Array, rounds: int) -> State:
-        return self.inner.init(shares, rounds)
-
-    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
-        with _clock(self.seconds):
-            return self.inner.draw(state, shares, generator)
-
-    def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        with _clock(self.seconds):
-            return self.inner.observe(state, shares, plan, seen)
+STEPS = ("ask", "hear", "draw", "watch", "see", "learn", "observe")
+"""What a sampler does in a round."""
 
 
-class TimedAsking(Timed):
-    """The same for a sampler that asks before it draws; waiting for answers does not count."""
+def timed(sampler: Sampler, seconds: list[float]) -> Sampler:
+    """The same sampler, which notes how long each of its steps takes."""
 
-    def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:
-        assert isinstance(self.inner, Asking)
-        with _clock(self.seconds):
-            return self.inner.ask(state, shares, generator)
+    def clocked(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            with _clock(seconds):
+                return step(*given)
 
-    def hear(self, state: State, plan: Plan, seen: Seen) -> State:
-        assert isinstance(self.inner, Asking)
-        with _clock(self.seconds):
-            return self.inner.hear(state, plan, seen)
+        return run
+
+    own = type(sampler)
+    steps = {name: clocked(getattr(own, name)) for name in STEPS if hasattr(own, name)}
+    twin = copy.copy(sampler)
+    object.__setattr__(twin, "__class__", type(own.__name__, (own,), steps))
+    return twin
 
 
 @contextmanager
@@ -145,19 +133,19 @@ def _measure(
     task = Task(models.MODELS[model], federation, lr=0.05, batch=EXAMPLES)
     tasks = [replace(task, name=f"{model}-{s + 1}") for s in range(number)]
     options: dict[str, Any] = {"budget": cohort}
-    inner = SAMPLERS[sampler](**options)
-    timed = (TimedAsking if isinstance(inner, Asking) else Timed)(inner)
+    spent: list[float] = []
+    policy = timed(SAMPLERS[sampler](**options), spent)
     estimator = StaleVre() if sampler == "mmfl-vre" else FedAvg()
-    experiment = Experiment(tasks, timed, estimator, rounds=rounds + 3, evaluate=rounds + 3)
+    experiment = Experiment(tasks, policy, estimator, rounds=rounds + 3, evaluate=rounds + 3)
     engine = make("batched", experiment, device)
     state = loop.begin(experiment, engine)
     whole, server = [], []
     for _ in range(rounds + 2):
-        timed.seconds.clear()
+        spent.clear()
         began = time.perf_counter()
         state, _ = loop.play(experiment, engine, state)
         whole.append(time.perf_counter() - began)
-        server.append(sum(timed.seconds))
+        server.append(sum(spent))
     scores = engine.evaluate(state.models)
     seconds, own = float(np.median(whole[2:])), float(np.median(server[2:]))
     return {
