@@ -225,6 +225,16 @@ def test_mistakes_are_said_in_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize("clients", [9, 10**12, 10**30, -1, "8", None])
+def test_data_that_name_another_number_of_clients(tmp_path: Path, clients: Any) -> None:
+    path = make(tmp_path / "a") / "data.json"
+    data = json.loads(path.read_text())
+    data["digits"]["clients"] = clients
+    path.write_text(json.dumps(data))
+    with pytest.raises(BadInput, match="are not what a run writes"):
+        write([tmp_path / "a"], tmp_path / "report.html")
+
+
 # groups and their names
 
 

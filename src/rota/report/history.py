@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rota.data.describe import LISTED_CLIENTS
+from rota.data.memory import check_room
 from rota.errors import BadInput, what_and_where
 from rota.running.record import Record, at, tested
 
@@ -207,7 +209,7 @@ def _read(folder: Path) -> History:
         config=config,
         text=text,
         rounds=lines,
-        sampled={name: _by_client(each, data[name]["clients"]) for name, each in sampled.items()},
+        sampled={name: _by_client(each, data[name]) for name, each in sampled.items()},
         failures=failures,
         widths=widths,
         dropped=dropped,
@@ -253,7 +255,11 @@ def _whole_lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _by_client(counts: Counter[int], clients: int) -> NDArray[np.int64]:
+def _by_client(counts: Counter[int], entry: dict[str, Any]) -> NDArray[np.int64]:
+    clients = entry["clients"]
+    if min(clients, LISTED_CLIENTS) != len(entry["sizes"]):
+        raise LookupError(f"{len(entry['sizes'])} sizes for {clients} clients")
+    check_room(100.0 * clients, f"a report on {clients:,} clients", "leave this run out")
     out = np.zeros(clients, np.int64)
     out[list(counts)] = list(counts.values())
     return out
