@@ -46,6 +46,7 @@ class TestEveryEstimator:
         estimator: Any = ESTIMATORS[name]()
         if estimator.unbiased:
             estimators.check_unbiased(estimator)
+            estimators.check_unbiased_failures(estimator)
         else:
             with pytest.raises(AssertionError, match="says that it is unbiased, but the mean"):
                 estimators.check_unbiased(estimator)

@@ -377,7 +377,7 @@ def test_the_formulas(estimator: Any, models: int) -> None:
             client, model, np.full(len(client), 0.5), generator.uniform(0.1, 3.0, len(client))
         )
         came = {
-            (s, i): w
+            (s, i): w * drawn[s].sum() / (drawn & ~failed)[s].sum()  # they stand for all
             for s, i, w in zip(model, client, plan.weight, strict=True)
             if not failed[s, i]
         }

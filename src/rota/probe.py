@@ -4,11 +4,14 @@ A client that is asked fetches the model. To report a loss it evaluates the mode
 third of a training pass. To report a norm it trains; to show its update it also sends it. If it is
 drawn afterwards, it does only the rest. Its update is the one that it already has, because its
 randomness is addressed: an engine may train it again, but the clock does not count that.
+
+If only k of the n clients that are asked about a model answer, an unbiased sampler draws among them
+alone, and their weights are multiplied by n / k: they stand for those that did not answer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +21,7 @@ from rota.admission import admit
 from rota.arrays import Array
 from rota.engine import Engine
 from rota.errors import BadInput
-from rota.estimate import Correcting, Estimator, Expecting, Recalling, Tensors
+from rota.estimate import Correcting, Estimator, Expecting, Fitting, Recalling, Tensors
 from rota.plan import Duty, Job, Local, Model, Plan, Question, Seen, State, duty
 from rota.policies import Watching, sees, speaks
 from rota.sampling import Asking, Sampler
@@ -39,10 +42,25 @@ class Cost(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A sampler's question and the clients' answers."""
+    """A sampler's question and the clients' answers.
+
+    `factor` is how many clients each one that answered stands for, per model; None where all
+    answered, and for biased samplers, whose weights sum to 1 whoever answers.
+    """
 
     question: Question
     answers: Seen
+    factor: Array | None = None
+
+    def drawn(self, plan: Plan) -> Plan:
+        """The plan without clients that did not answer; those that did stand for them."""
+        if self.factor is None:
+            return plan
+        models, rows, ok = len(self.factor), self.question.rows, self.answers.ok
+        drawn, pairs = _pairs(plan, models), _pairs(rows, models)
+        times = np.where(np.isin(drawn, pairs), self.factor[plan.model], 1.0)
+        known = np.flatnonzero(~np.isin(drawn, pairs[~ok]))
+        return replace(plan, weight=plan.weight * times).of(known)
 
 
 @dataclass(frozen=True)
@@ -60,10 +78,12 @@ class Setting:
 
     def job(self, plan: Plan, recalled: Tensors, asked: Asked | None) -> Job:
         """The training of the plan's rows; who was asked before has done a part of it."""
-        plan, what = self._divided(plan), asked.question.what if asked else None
+        plan = self._divided(asked.drawn(plan) if asked else plan)
+        what = asked.question.what if asked else None
         work = self._duty(plan, None)
         if asked and what:
-            known = np.isin(self._pairs(plan), self._pairs(asked.question.rows))
+            many = len(self.models)
+            known = np.isin(_pairs(plan, many), _pairs(asked.question.rows, many))
             rest = self._duty(plan, what)
             columns = ("training", "down", "up", "numbers")
             pairs = ((getattr(rest, name), getattr(work, name)) for name in columns)
@@ -110,9 +130,6 @@ class Setting:
         weights = [model.weights for model in self.models]
         return self.estimator.local(recalled, weights, plan)
 
-    def _pairs(self, plan: Plan) -> Array:
-        return plan.client * len(self.models) + plan.model
-
 
 def probe(
     setting: Setting, sampler: Sampler, memory: State, shares: Array, recalled: Tensors
@@ -124,7 +141,7 @@ def probe(
     """
     if not speaks(sampler, Asking):
         return memory, recalled, None
-    estimator = setting.estimator
+    estimator, first = setting.estimator, recalled
     question = sampler.ask(memory, shares, rng.generator(rng.key(setting.seed, "ask", setting.now)))
     rows, what = question.rows, question.what
     answers = Seen.nothing(len(rows), pace=setting.pace[rows.model])
@@ -156,8 +173,28 @@ def probe(
                 watcher.see(watched, job, chunk)
         if watcher:
             memory = watcher.learn(memory, watched)
+    factor = _factor(rows, answers, len(setting.models)) if _unbiased(sampler) else None
+    if factor is not None and speaks(estimator, Fitting):
+        recalled = estimator.stand_in(first, recalled, factor)
     heard = sampler.hear(memory, rows, answers.only(sees(sampler)))
-    return heard, recalled, Asked(question, answers)
+    return heard, recalled, Asked(question, answers, factor)
+
+
+def _unbiased(sampler: object) -> bool:
+    return bool(getattr(sampler, "unbiased", False))
+
+
+def _pairs(plan: Plan, models: int) -> Array:
+    return plan.client * models + plan.model
+
+
+def _factor(rows: Plan, answers: Seen, models: int) -> Array | None:
+    """How many clients each one that answered stands for, per model; None: all answered."""
+    ok = answers.ok
+    if ok.all():
+        return None
+    asked, came = (np.bincount(rows.model[some], minlength=models) for some in (ok | True, ok))
+    return np.asarray(asked / np.maximum(came, 1))
 
 
 def price(plan: Plan, seen: Seen, asked: Asked | None) -> Cost:

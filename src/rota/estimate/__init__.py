@@ -24,6 +24,7 @@ __all__ = [
     "FedAvg",
     "FedStale",
     "FedVarp",
+    "Fitting",
     "Mifa",
     "Recalling",
     "Scaffold",
@@ -76,6 +77,17 @@ class Recalling(Protocol):
 
         The updates are known before the draw, so they may change how the state weighs them. The
         plan's weights are the shares of the round.
+        """
+
+
+@runtime_checkable
+class Fitting(Recalling, Protocol):
+    """An estimator whose `residual` learns from the clients that answer before the draw."""
+
+    def stand_in(self, before: Tensors, after: Tensors, factor: Array) -> Tensors:
+        """The state after the answers, where some clients gave none and others count for them.
+
+        What model s's clients taught counts factor[s] times.
         """
 
 

@@ -45,21 +45,35 @@ class Parts:
 
 @dataclass
 class Sums:
-    """One model's running sums over the rows that succeeded."""
+    """One model's running sums over the rows that succeeded, of the `asked` ones.
+
+    `certain` is the part of `update` that no row sent, if there is one.
+    """
 
     update: Tensor
     buffers: Tensor
+    asked: int
     weight: float = 0.0
     rows: int = 0
     parts: Parts | None = None
+    certain: Tensor | None = None
+
+    def make_up(self) -> Tensor:
+        """The sum of updates, in which the rows that succeeded stand for those that failed."""
+        if self.rows >= self.asked:
+            return self.update
+        sent = self.update if self.certain is None else self.update - self.certain
+        return self.update + (self.asked / self.rows - 1) * sent
 
 
 @dataclass(frozen=True)
 class Unbiased:
     """The weighted sum of the updates: in expectation, the step of full participation.
 
-    Failed rows are left out. Buffers (BatchNorm's running statistics) are always the weighted mean:
-    a sum whose weights do not add up to 1 could make a variance negative.
+    If only k of a model's n rows succeed, their sum is multiplied by n / k. If all rows are equally
+    likely to fail, whatever their updates are, the expectation stays the same in every round in
+    which a row succeeds. Buffers (BatchNorm's running statistics) are always the weighted mean: a
+    sum whose weights do not add up to 1 could make a variance negative.
 
     If some clients hold only a part of the model, the sum of each scalar is divided by the share of
     the data whose clients could hold it in this round. In expectation this is the average over
@@ -76,9 +90,9 @@ class Unbiased:
         return {}
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:
-        out = []
+        out, asked = [], np.bincount(plan.model, minlength=len(models)).tolist()
         for s, (params, buffers) in enumerate(models):
-            sums = Sums(torch.zeros_like(params), torch.zeros_like(buffers))
+            sums = Sums(torch.zeros_like(params), torch.zeros_like(buffers), asked[s])
             mine = [part for part in plan.cuts if part.model == s]
             if mine:
                 share = torch.full_like(params, 1.0 - sum(part.share for part in mine))
@@ -118,8 +132,8 @@ class Unbiased:
         if not sums.rows:
             return Estimate(None, None)
         if sums.parts is not None:
-            return _of_parts(sums, sums.parts, sums.parts.share)
-        return Estimate(sums.update, sums.buffers / sums.weight)
+            return _of_parts(sums, sums.make_up(), sums.parts, sums.parts.share)
+        return Estimate(sums.make_up(), sums.buffers / sums.weight)
 
 
 @dataclass(frozen=True)
@@ -148,14 +162,14 @@ class FedAvg(Unbiased):
         if not sums.rows or not sums.weight > 0:
             return Estimate(None, None)
         if sums.parts is not None:
-            return _of_parts(sums, sums.parts, sums.parts.weight)
+            return _of_parts(sums, sums.update, sums.parts, sums.parts.weight)
         return Estimate(sums.update / sums.weight, sums.buffers / sums.weight)
 
 
-def _of_parts(sums: Sums, parts: Parts, by: Tensor) -> Estimate:
+def _of_parts(sums: Sums, update: Tensor, parts: Parts, by: Tensor) -> Estimate:
     """Each scalar's sum divided by its own number; a scalar that no row held does not change."""
     owned, known = parts.weight > 0, parts.buffer_weight > 0
-    update = torch.where(owned, sums.update / by, torch.zeros_like(by))
+    update = torch.where(owned, update / by, torch.zeros_like(by))
     buffers = torch.where(known, sums.buffers / parts.buffer_weight, parts.buffers)
     return Estimate(update, buffers, owned)
 

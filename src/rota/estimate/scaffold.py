@@ -36,8 +36,8 @@ class Scaffold:
     """SCAFFOLD: control variates correct the drift of unequal clients (Karimireddy et al. 2020).
 
     Each local step adds c - c_i to the gradient. After it, c_i <- c_i - c + (start - end) / (lr
-    steps) (option II), and c = sum of d_i c_i; all are 0 at first. The updates are summed with the
-    plan's weights, as `unbiased` does. c is sent down with the model, and the change of c_i is sent
+    steps) (option II), and c = sum of d_i c_i; all are 0 at first. The updates are summed as
+    `unbiased` sums them. c is sent down with the model, and the change of c_i is sent
     up with the update. `memory` is where the c_i are kept, one vector the size of the model per
     client: on the device, in main memory ("cpu"), or in a memory-mapped file in the temporary
     folder ("disk"). SCAFFOLD is made for plain SGD.

@@ -4,10 +4,11 @@
 
 This is S0's multi-model FL. The first sum is over all clients and does not depend on the draw. So
 the estimate is unbiased for every beta that does not depend on the draw, if the weights are
-unbiased given the rounds before. (They are, unless clients are reached by a Markov chain.) Its
-variance is that of the differences. Each h is 0 at first, and becomes G when the client's row
-succeeds. Samplers learn from |G - beta h|, which is what is weighed: with the sampler mmfl-gvr,
-FedVARP is S0's GVR*.
+unbiased given the rounds before. (They are, unless clients are reached by a Markov chain.) If only
+k of a model's n rows succeed, the second sum is multiplied by n / k, as with `unbiased`. The
+estimate's variance is that of the differences. Each h is 0 at first, and becomes G when the
+client's row succeeds. Samplers learn from |G - beta h|, which is what is weighed: with the sampler
+mmfl-gvr, FedVARP is S0's GVR*.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class FedVarp:
         certain, sums = self._certain(state), Unbiased().begin({}, models, plan)
         for s, model in enumerate(models):
             if self._recalls(state, s):
-                sums[s].update = memory.total(state, s, certain[s], model.params)
+                known = memory.total(state, s, certain[s], model.params)
+                sums[s].certain, sums[s].update = known, known.clone()
         weighed = self._weighed(state, plan)
         return Round(state, weighed, sums, state["norm"].clone(), [[] for _ in models])
 
@@ -179,6 +181,10 @@ class StaleVr(FedVarp):
         beta[where] = best
         return {**state, "beta": beta, "certain": certain}
 
+    def stand_in(self, before: Tensors, after: Tensors, factor: Array) -> Tensors:
+        first, change = before["certain"], after["certain"] - before["certain"]
+        return {**after, "certain": first + torch.from_numpy(factor)[:, None] * change}
+
     def _learn(self, state: Tensors) -> Tensors:
         beta = state["beta"].clamp(0.0, 1.0)
         return {"beta": beta, "certain": state["share"] * beta}
@@ -234,6 +240,12 @@ class Mifa(FedVarp):
     """
 
     unbiased: ClassVar[bool] = False
+
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
+        out = super().begin(state, models, plan)
+        for sums in out.sums:
+            sums.asked = 0  # a client that failed counts by its last update
+        return out
 
     def _weighed(self, state: Tensors, plan: Plan) -> Plan:
         return replace(plan, weight=state["share"].numpy()[plan.model, plan.client])

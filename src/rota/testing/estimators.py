@@ -51,6 +51,7 @@ def check_estimator(estimator: Estimator, exact: bool = True) -> None:
         check_full_participation(estimator)
     if getattr(estimator, "unbiased", False):
         check_unbiased(estimator)
+        check_unbiased_failures(estimator)
 
 
 # --- playing rounds
@@ -367,6 +368,35 @@ def check_unbiased(estimator: Estimator) -> None:
                 f"{name(estimator)} says that it is unbiased, but the mean of its estimates for "
                 f"model {s} over all draws",
                 "full participation's",
+            )
+
+
+def check_unbiased_failures(estimator: Estimator) -> None:
+    """Over all ways to fail, with equal chances, the mean is the estimate if no row fails.
+
+    A model without any row that succeeded has no estimate, so these cases do not count.
+    """
+    plan, sent, chance = some_rows(), replies(9), 0.6
+    for state in _states(estimator, sent):
+        right, _ = estimate(estimator, copy.deepcopy(state), plan, chunks(plan, sent))
+        mean = [torch.zeros(params, dtype=torch.float64) for params, _ in SIZES[:2]]
+        total = np.zeros(len(mean))
+        for ok in itertools.product([False, True], repeat=len(plan)):
+            failed = np.flatnonzero(~np.array(ok)).tolist()
+            found, _ = estimate(estimator, copy.deepcopy(state), plan, chunks(plan, sent, failed))
+            likely = float(np.prod(np.where(ok, chance, 1 - chance)))
+            for s in np.unique(plan.model[list(ok)]).tolist():
+                mean[s] += likely * found[s].update
+                total[s] += likely
+        for s, value in enumerate(mean):
+            expected = right[s].update
+            assert isinstance(expected, Tensor), f"{name(estimator)} gives no update for model {s}"
+            _close(
+                value / total[s],
+                expected,
+                f"{name(estimator)} says that it is unbiased, but the mean of its estimates for "
+                f"model {s} over who fails",
+                "the one in which nobody fails",
             )
 
 
