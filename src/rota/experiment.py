@@ -8,13 +8,15 @@ from functools import cached_property
 from typing import Any
 
 from rota import plan as nouns
+from rota import submodel
 from rota.admission import Admission
 from rota.arrays import Array
+from rota.channel import Channel, Whole
 from rota.estimate import Estimator, Server
 from rota.plan import Model, Task
 from rota.policies import KINDS
 from rota.sampling import Sampler
-from rota.submodel import Capacity, Whole
+from rota.submodel import Capacity
 from rota.submodel.tasks import units_of
 from rota.submodel.units import Units
 from rota.world.availability import Availability
@@ -91,6 +93,12 @@ class Experiment:
     def admission(self) -> Admission:
         return self.policies["admission"]  # type: ignore[no-any-return]
 
+    @property
+    def channel(self) -> Channel | None:
+        """What updates go through on their way to the server; None: they travel as they are."""
+        channel: Channel = self.policies["channel"]
+        return None if type(channel) is Whole else channel
+
     @cached_property
     def shares(self) -> Array:
         """d[t, i]: client i's share of task t's data; a run begins with one model per task."""
@@ -103,7 +111,7 @@ class Experiment:
     @cached_property
     def units(self) -> tuple[Units, ...]:
         """Each task's droppable units; empty if all clients train whole models."""
-        if isinstance(self.capacity, Whole) and type(self.capacity) is Whole:
+        if type(self.capacity) is submodel.Whole:
             return ()
         return tuple(map(units_of, self.tasks))
 

@@ -66,7 +66,9 @@ def play(
         now,
     )
     shares = shares if held is None else shares * (held.widths > 0)
-    setting = Setting(engine, estimator, state.models, now, experiment.seed, pace, held)
+    setting = Setting(
+        engine, estimator, state.models, now, experiment.seed, pace, held, experiment.channel
+    )
     new["sampler"], new["estimator"], asked = probe(
         setting, sampler, new["sampler"], shares, new["estimator"]
     )

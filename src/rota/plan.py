@@ -31,6 +31,7 @@ from rota.errors import BadInput
 from rota.weights import Weights
 
 if TYPE_CHECKING:
+    from rota.channel import Channel
     from rota.submodel.cut import Cut
     from rota.submodel.units import Units
 
@@ -353,6 +354,8 @@ class Job:
     local: Local = field(default_factory=Local)
     units: tuple[Units, ...] = ()
     """Each task's droppable units, if rows may hold parts of models."""
+    channel: Channel | None = None
+    """What updates go through on their way back; None: they travel as they are."""
 
     @cached_property
     def task(self) -> Array:
@@ -373,8 +376,12 @@ def duty(
     down: tuple[int, int] = (1, 0),
     up: tuple[int, int] = (1, 0),
     numbers: int = 0,
+    channel: Channel | None = None,
 ) -> Duty:
-    """The same duty for all rows. `down` and `up` count models and controls, without buffers."""
+    """The same duty for all rows. `down` and `up` count models and controls, without buffers.
+
+    A channel changes the bytes of the updates, but not of buffers and controls.
+    """
     model = np.array([each.nbytes for each in models], np.int64)[plan.model]
     control = np.array([each.params.nbytes for each in models], np.int64)[plan.model]
     for k, part in enumerate(plan.cuts, start=1):
@@ -382,10 +389,16 @@ def duty(
         wide = len(part.places) * params.itemsize
         control[plan.cut == k] = wide
         model[plan.cut == k] = wide + len(part.buffer_places) * buffers.itemsize
+    saved = np.zeros(len(plan), np.int64)
+    if channel is not None:
+        itemsize = np.array([each.params.itemsize for each in models], np.int64)[plan.model]
+        for wide, size in {*zip(control.tolist(), itemsize.tolist(), strict=True)}:
+            alike = (control == wide) & (itemsize == size)
+            saved[alike] = wide - channel.nbytes(wide // size, size)
     return Duty(
         training=np.full(len(plan), training),
         down=down[0] * model + down[1] * control,
-        up=up[0] * model + up[1] * control,
+        up=up[0] * (model - saved) + up[1] * control,
         numbers=np.full(len(plan), numbers),
     )
 

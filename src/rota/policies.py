@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checka
 
 from rota.admission import Admission
 from rota.arrays import Array
+from rota.channel import CHANNELS
 from rota.estimate import ESTIMATORS, SERVERS
 from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State
 from rota.sampling import SAMPLERS
@@ -161,6 +162,7 @@ KINDS: dict[str, Kind] = {
             _begin_submodel,
             usual="invariant",
         ),
+        Kind("channel", CHANNELS, "none", ("encode", "decode", "nbytes"), usual="none"),
         Kind(
             "admission",
             {"admission": Admission},

@@ -19,6 +19,7 @@ import numpy as np
 from rota import rng
 from rota.admission import admit
 from rota.arrays import Array
+from rota.channel import Channel
 from rota.engine import Engine
 from rota.errors import BadInput
 from rota.estimate import Correcting, Estimator, Expecting, Fitting, Recalling, Tensors
@@ -75,6 +76,7 @@ class Setting:
     pace: Array
     held: Held | None = None
     """Which parts of models clients hold; None: whole models."""
+    channel: Channel | None = None
 
     def job(self, plan: Plan, recalled: Tensors, asked: Asked | None) -> Job:
         """The training of the plan's rows; who was asked before has done a part of it."""
@@ -88,7 +90,7 @@ class Setting:
             columns = ("training", "down", "up", "numbers")
             pairs = ((getattr(rest, name), getattr(work, name)) for name in columns)
             work = Duty(*(np.where(known, *pair) for pair in pairs))
-        return self._job(plan, work, self._local(recalled, plan))
+        return self._job(plan, work, self._local(recalled, plan), self.channel)
 
     def question(self, rows: Plan, what: str, recalled: Tensors) -> Job:
         """What clients do to answer a question."""
@@ -98,16 +100,22 @@ class Setting:
         if what == "norm":
             numbers = self.estimator.numbers if speaks(self.estimator, Recalling) else 1
             work = duty(self.models, rows, 1, (1, controls), (0, 0), numbers)
-        else:
-            work = duty(self.models, rows, 1, (1, controls), (1, controls))
-        return self._job(rows, work, self._local(recalled, rows))
+            return self._job(rows, work, self._local(recalled, rows))
+        work = duty(self.models, rows, 1, (1, controls), (1, controls), channel=self.channel)
+        return self._job(rows, work, self._local(recalled, rows), self.channel)
 
     def _divided(self, plan: Plan) -> Plan:
         return plan if self.held is None else self.held.divide(plan)
 
-    def _job(self, plan: Plan, work: Duty, local: Local | None = None) -> Job:
+    def _job(
+        self,
+        plan: Plan,
+        work: Duty,
+        local: Local | None = None,
+        channel: Channel | None = None,
+    ) -> Job:
         units = () if self.held is None else self.held.units
-        return Job(self.now, self.models, plan, work, local or Local(), units)
+        return Job(self.now, self.models, plan, work, local or Local(), units, channel)
 
     def _duty(self, plan: Plan, asked: str | None) -> Duty:
         """What is left to do for rows that were asked this before."""
@@ -118,7 +126,7 @@ class Setting:
             "norm": (0, (0, 0), (1, controls)),
             "update": (0, (0, 0), (0, 0)),
         }[asked]
-        return duty(self.models, plan, training, down, up)
+        return duty(self.models, plan, training, down, up, channel=self.channel)
 
     @property
     def _controls(self) -> int:

@@ -20,6 +20,7 @@ import torch
 
 from rota import rng
 from rota.arrays import Array
+from rota.channel import carry
 from rota.engine import backends
 from rota.engine.backends import Backend
 from rota.engine.bounds import strays
@@ -282,4 +283,4 @@ class Batched:
                 measured=None if result.norm is None else (update, result.norm),
                 costs=self.plain.profile.costs(job, result.row, flops, processed),
             )
-            yield chunk.of(np.flatnonzero(models == model))
+            yield carry(job, self.seed, chunk.of(np.flatnonzero(models == model)))

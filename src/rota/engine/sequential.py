@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rota import rng, weights
 from rota.arrays import Array
+from rota.channel import carry
 from rota.engine import local
 from rota.engine.bounds import guarded
 from rota.engine.examples import Pair, upload
@@ -100,7 +101,7 @@ class Sequential:
                     raise
                 end, loss, steps, examples = begin, float("nan"), 0, 0
                 reason = what_and_where(error)
-            yield Chunk(
+            chunk = Chunk(
                 rows=place,
                 model=model,
                 now=job.now,
@@ -113,6 +114,7 @@ class Sequential:
                 reason=[reason],
                 costs=self.profile.costs(job, place, net.flops, np.array([examples])),
             )
+            yield carry(job, self.seed, chunk)
 
     def _smaller(self, task: int, part: SubModel) -> Net:
         """The network of a part; parts with equally many units in each layer share it."""

@@ -1,4 +1,4 @@
-"""The suites that rota's samplers, estimators and engines pass, to put your own through.
+"""The suites that rota's samplers, estimators, channels and engines pass, to put your own through.
 
     import rota.testing
 
@@ -8,8 +8,9 @@
 Every check is a plain assertion with a sentence that says what is wrong.
 """
 
+from rota.testing.channels import check_channel
 from rota.testing.engines import check_engine
 from rota.testing.estimators import check_estimator
 from rota.testing.samplers import check_sampler
 
-__all__ = ["check_engine", "check_estimator", "check_sampler"]
+__all__ = ["check_channel", "check_engine", "check_estimator", "check_sampler"]
