@@ -30,7 +30,7 @@ from rota_lab import reproduce
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN = ["README.md", "docs/recipes.md", "docs/samplers.md", "docs/own.md"]
+RUN = ["README.md", "docs/channels.md", "docs/recipes.md", "docs/samplers.md", "docs/own.md"]
 """Pages that are run from top to bottom."""
 README = (ROOT / "README.md").read_text()
 ROUNDS = 2
