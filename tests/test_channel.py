@@ -112,7 +112,8 @@ def test_the_suite_finds_defects(how: str, said: str) -> None:
 
 def small(batch: int | None = 4) -> Task:
     clients = [(torch.randn(n, 6), torch.randint(0, 3, (n,))) for n in (4, 9, 13, 6)]
-    return Task(lambda: torch.nn.Linear(6, 3), rota.from_clients(clients, clients[0], classes=3), batch=batch)
+    data = rota.from_clients(clients, clients[0], classes=3)
+    return Task(lambda: torch.nn.Linear(6, 3), data, batch=batch)
 
 
 @pytest.mark.parametrize("channel", MEMBERS, ids=str)
