@@ -18,7 +18,7 @@ from rota.weights import Weights
 
 
 @dataclass
-class Round:
+class ControlledSums:
     """A round in progress.
 
     It has the state that the round began from, all models' sums, the drawn clients' new controls,
@@ -72,13 +72,13 @@ class Scaffold:
 
         return Local(shift=shift)
 
-    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> ControlledSums:
         memory.settle(state)
         sums = Unbiased().begin({}, models, plan)
         change = [torch.zeros_like(model.params) for model in models]
-        return Round(state, sums, [[] for _ in models], change)
+        return ControlledSums(state, sums, [[] for _ in models], change)
 
-    def add(self, sums: Round, plan: Plan, chunk: Chunk) -> None:
+    def add(self, sums: ControlledSums, plan: Plan, chunk: Chunk) -> None:
         Unbiased().add(sums.sums, plan, chunk)
         came, s = came_back(chunk), chunk.model
         clients, update = plan.client[chunk.rows[came]], chunk.update[came]
@@ -88,7 +88,7 @@ class Scaffold:
         fresh = memory.read(sums.state, s, clients, update) + change
         sums.fresh[s].append((clients, fresh.to(sums.state[f"memory.{s}"].device)))
 
-    def finish(self, state: Tensors, sums: Round) -> tuple[list[Estimate], Tensors]:
+    def finish(self, state: Tensors, sums: ControlledSums) -> tuple[list[Estimate], Tensors]:
         new = memory.remember(state, sums.fresh)
         for s, change in enumerate(sums.change):
             new[f"common.{s}"] = state[f"common.{s}"] + change

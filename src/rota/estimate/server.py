@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Tensors = dict[str, Tensor]
+from rota.estimate.memory import Tensors
 
 
 class Server(Protocol):

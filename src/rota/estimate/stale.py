@@ -30,7 +30,7 @@ from rota.weights import Weights
 
 
 @dataclass
-class Round:
+class StaleSums:
     """A round in progress.
 
     It has the state that the round began from, the plan, all models' sums, and what the next state
@@ -74,7 +74,7 @@ class FedVarp:
         """More entries of the state before the first round."""
         return {}
 
-    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> StaleSums:
         memory.settle(state)
         certain, sums = self._certain(state), Unbiased().begin({}, models, plan)
         for s, model in enumerate(models):
@@ -82,7 +82,7 @@ class FedVarp:
                 known = memory.total(state, s, certain[s], model.params)
                 sums[s].certain, sums[s].update = known, known.clone()
         weighed = self._weighed(state, plan)
-        return Round(state, weighed, sums, state["norm"].clone(), [[] for _ in models])
+        return StaleSums(state, weighed, sums, state["norm"].clone(), [[] for _ in models])
 
     def _certain(self, state: Tensors) -> Tensor:
         """The weights of the h, which do not depend on the draw."""
@@ -96,7 +96,7 @@ class FedVarp:
         """The plan, with the weights of the differences."""
         return plan
 
-    def add(self, sums: Round, plan: Plan, chunk: Chunk) -> Array:
+    def add(self, sums: StaleSums, plan: Plan, chunk: Chunk) -> Array:
         clients, s = plan.client[chunk.rows], chunk.model
         old = memory.read(sums.state, s, clients, chunk.update)
         away = _away(sums.state, s, clients, chunk.update, old)
@@ -107,7 +107,7 @@ class FedVarp:
         sums.fresh[s].append((clients[came], fresh))
         return _norms(away)
 
-    def finish(self, state: Tensors, sums: Round) -> tuple[list[Estimate], Tensors]:
+    def finish(self, state: Tensors, sums: StaleSums) -> tuple[list[Estimate], Tensors]:
         estimates, _ = Unbiased().finish({}, sums.sums)
         for s, estimate in enumerate(estimates):
             if estimate.update is None and self._recalls(state, s):
@@ -241,7 +241,7 @@ class Mifa(FedVarp):
 
     unbiased: ClassVar[bool] = False
 
-    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> StaleSums:
         out = super().begin(state, models, plan)
         for sums in out.sums:
             sums.asked = 0  # a client that failed counts by its last update

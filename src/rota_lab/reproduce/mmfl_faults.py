@@ -18,7 +18,7 @@ from rota import models
 from rota.arrays import Array
 from rota.estimate import FedVarp, Scaffold, Unbiased
 from rota.estimate.memory import Tensors
-from rota.estimate.stale import Round
+from rota.estimate.stale import StaleSums
 from rota.plan import Plan, State
 from rota.sampling import Gvr, Lvr, Random
 from rota.weights import Weights
@@ -46,7 +46,7 @@ NAME = "mmfl-faults"
 class Repeated(FedVarp):
     """FedVARP that adds the sum of remembered updates once for every drawn client."""
 
-    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> Round:
+    def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> StaleSums:
         sums = super().begin(state, models, plan)
         drawn = np.bincount(plan.model, minlength=len(models)).tolist()
         for each, clients in zip(sums.sums, drawn, strict=True):
