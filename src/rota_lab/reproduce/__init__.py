@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.errors import BadInput, did_you_mean
-from rota_lab.reproduce import fedavg_cells
+from rota_lab.reproduce import fedavg_cells, fluid_studies
 from rota_lab.reproduce.chart import Chart, Line
 from rota_lab.reproduce.fedavg_table1 import fedavg_table1
 from rota_lab.reproduce.gd_bound import gd_bound
@@ -48,6 +48,7 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "kvib-femnist": kvib_femnist,
     "mmfl-table1": mmfl_table1,
     "mmfl-faults": mmfl_faults,
+    **fluid_studies.reproductions(),
 }
 """Name -> function of `quick`, which asks for a short version that is not at the paper's scale.
 
@@ -61,6 +62,7 @@ ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "kvib-femnist": femnist_estimate,
     "mmfl-table1": mmfl_estimate,
     "mmfl-faults": faults_estimate,
+    **fluid_studies.estimates(),
 }
 """Name -> function of `only` that returns lines on how much work a reproduction is.
 

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from rota_lab.machine import described
 from rota_lab.reproduce.chart import Chart, svg
+from rota_lab.reproduce.interval import FAILS, Claim
 
 
 class Row(TypedDict):
@@ -45,11 +46,13 @@ class Result:
     """The source's claims, one sentence each, and whether each one held."""
     quick: bool = False
     device: str = "cpu"
+    claims: Sequence[Claim] = ()
+    """The source's claims that are judged by intervals: each holds, fails, or cannot be told."""
 
     @property
     def ok(self) -> bool:
-        """Whether every claim held."""
-        return all(self.checks.values())
+        """Whether no claim failed."""
+        return all(self.checks.values()) and all(each.verdict != FAILS for each in self.claims)
 
 
 def table(result: Result) -> list[str]:
@@ -63,7 +66,8 @@ def table(result: Result) -> list[str]:
             number = "-" if values[column] is None else f"{values[column]:.4g}"
             line += f"{number:>10}"
         lines.append(f"{line}  {row['quantity']}")
-    return lines + [f"{'yes' if held else 'NO'}: {claim}" for claim, held in result.checks.items()]
+    lines += [f"{'yes' if held else 'NO'}: {claim}" for claim, held in result.checks.items()]
+    return lines + [f"{each.verdict}: {each.words}" for each in result.claims]
 
 
 def write_page(result: Result, folder: Path | str) -> Path:
@@ -76,7 +80,9 @@ def write_page(result: Result, folder: Path | str) -> Path:
     lines = [f"# {result.title}", "", wrapped(result.text.strip()), ""]
     for claim, held in result.checks.items():
         lines.append(wrapped(f"- {'yes' if held else '**no**'}: {claim}"))
-    if result.checks:
+    for each in result.claims:
+        lines.append(wrapped(f"- **{each.verdict}**: {each.words}"))
+    if result.checks or result.claims:
         lines.append("")
     for chart in result.charts:
         file = f"{name}-{chart.name}.svg"

@@ -1,0 +1,325 @@
+"""The pages of FLuID's accuracy studies, from the runs that are finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rota.world.devices import Devices
+from rota_lab.reproduce.chart import COLOURS, Chart, Line
+from rota_lab.reproduce.interval import Claim, Interval, Statement, interval, judged
+from rota_lab.reproduce.mmfl_cells import grid, three_digits
+from rota_lab.reproduce.parts import Found
+from rota_lab.reproduce.result import Result, Row, over_seeds
+
+TITLES = {
+    "whole": "Whole models",
+    "random": "Random",
+    "ordered": "Ordered",
+    "invariant": "Invariant",
+    "rolling": "Rolling (FedRolex)",
+    "importance": "Importance (FIARSE-like)",
+    "exclude": "Exclude stragglers",
+}
+ORDER = (("invariant", "ordered"), ("ordered", "random"), ("invariant", "random"))
+"""S3's claims: the first method is at least as accurate as the second."""
+WHOLE = ("whole", "whole")
+
+Place = tuple[str, str, str]
+Cells = dict[Place, dict[int, Found]]
+"""The finished runs: (setting, method, column) -> seed -> numbers."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A claim: the mean of some cells (method, column) is above the mean of others.
+
+    `of` is the number of a run that is compared; it is a share, such as the accuracy.
+    """
+
+    words: str
+    above: tuple[tuple[str, str], ...]
+    below: tuple[tuple[str, str], ...]
+    of: str = "accuracy"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a study is, for its page to say."""
+
+    name: str
+    title: str
+    first: str
+    settings: dict[str, list[str]]
+    columns: list[str]
+    methods: list[str]
+    paper: dict[Place, float]
+    invariant: dict[Place, float]
+    """The source's percentages of invariant units."""
+    compared: tuple[Compared, ...]
+    runs: int
+    last: dict[str, int]
+    quick: bool
+
+    @property
+    def claims(self) -> list[Compared]:
+        """The order of the methods over all columns, and the study's own claims."""
+        out = []
+        for better, worse in ORDER:
+            if better in self.methods and worse in self.methods:
+                above = tuple((better, column) for column in self.columns)
+                below = tuple((worse, column) for column in self.columns)
+                words = f"{TITLES[better]} is above {TITLES[worse]}"
+                out.append(Compared(words, above, below))
+        return [*out, *self.compared]
+
+
+def report(about: About, found: Cells) -> Result:
+    """Tables, charts and verdicts, from the runs that are finished."""
+    settings = [name for name in about.settings if any(place[0] == name for place in found)]
+    lines = [about.first if not about.quick else SHORT, "", *_missing(about, found), *READING, ""]
+    rows = [about.settings[name] for name in about.settings]
+    lines += ["## Settings", "", *grid(SETTINGS, rows, numbers=(4, 5, 6)), ""]
+    for name in settings:
+        lines += [f"## {name}", "", *_table(about, found, name), "", *_reasons(about, found, name)]
+    lines += made_on(found)
+    statements = [each for name in settings for each in _statements(about, found, name)]
+    claims: list[Claim] = judged(statements)
+    lines += ["", "## Claims", "", JUDGED] if claims else []
+    charts = [chart for name in settings for chart in _charts(about, found, name)]
+    return Result(
+        about.name,
+        about.title,
+        "\n".join(lines),
+        _rows(about, found),
+        charts,
+        {},
+        about.quick,
+        claims=claims,
+    )
+
+
+SHORT = """\
+**This is the short version. It shows that the reproduction runs, and is not the result.**"""
+SETTINGS = ("setting", "data", "network", "local work", "clients per round", "rounds", "seeds")
+READING = """\
+All methods with one seed have the same data, stragglers, first weights and mini-batches. Accuracies
+are those of the whole model on the test examples, in percent, as means over the last rounds.
+Brackets show 95 % intervals of means over the seeds (Student's t). Differences are taken seed by
+seed.""".splitlines()
+JUDGED = """\
+Each claim is the mean difference over the columns of its table, in points of accuracy, seed by
+seed. A verdict is Student's t-test at 5 %, with Holm's correction for all claims of the page;
+brackets are the claim's own 95 % interval."""
+
+
+def made_on(found: Cells) -> list[str]:
+    """A sentence on each machine that runs were made on."""
+    machines = set()
+    for runs in found.values():
+        for run in runs.values():
+            machines.add(f"{run['machine']}, products in {run['precision']}")
+    return [f"The runs were made on {words}." for words in sorted(machines)]
+
+
+def _missing(about: About, found: Cells) -> list[str]:
+    """Which settings have not been run, and how many runs are missing."""
+    finished = sum(len(runs) for runs in found.values())
+    if finished == about.runs:
+        return []
+    never = [name for name in about.settings if not any(place[0] == name for place in found)]
+    words = f"**{about.runs - finished} of {about.runs} runs are missing.**"
+    if never:
+        words += f" These settings were not run: {', '.join(never)}."
+    return [words, ""]
+
+
+def seeds(found: Cells, places: list[Place]) -> list[int]:
+    """The seeds that all of these cells have finished."""
+    return sorted(set.intersection(*(set(found.get(place, {})) for place in places)))
+
+
+def accuracies(found: Cells, place: Place) -> list[float]:
+    """A cell's accuracies in percent, by seed."""
+    runs = found.get(place, {})
+    return [100 * runs[seed]["accuracy"] for seed in sorted(runs)]
+
+
+def _means(
+    found: Cells, places: list[Place], some: list[int], of: str = "accuracy"
+) -> NDArray[np.float64]:
+    """The mean accuracy of some cells in percent, or another number, seed by seed."""
+    return np.array([np.mean([100 * found[p][seed][of] for p in places]) for seed in some])
+
+
+def _statements(about: About, found: Cells, setting: str) -> list[Statement]:
+    out = []
+    for each in about.claims:
+        above = [(setting, *place) for place in each.above]
+        below = [(setting, *place) for place in each.below]
+        some = seeds(found, above + below)
+        if some:
+            high, low = (_means(found, side, some, each.of) for side in (above, below))
+            values = high - low
+            out.append(Statement(f"{setting}: {each.words}", values.tolist(), " points"))
+    return out
+
+
+def _table(about: About, found: Cells, setting: str) -> list[str]:
+    """Accuracies by method and column, with the source's."""
+    whole = accuracies(found, (setting, *WHOLE))
+    lines = []
+    if whole:
+        lines = [f"{TITLES['whole']} reach {_with_interval(whole)}.", ""]
+    rows = []
+    for method in about.methods:
+        cells = [accuracies(found, (setting, method, column)) for column in about.columns]
+        if not any(cells):
+            continue
+        rows.append([title(method), *(_with_interval(values) for values in cells)])
+        theirs = [about.paper.get((setting, method, column)) for column in about.columns]
+        if any(value is not None for value in theirs):
+            numbers = ["–" if value is None else f"{value:.1f}" for value in theirs]
+            rows.append([f"{title(method)}, source", *numbers])
+    return [*lines, *grid(("", *about.columns), rows)]
+
+
+def _with_interval(values: list[float]) -> str:
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return f"{values[0]:.1f} (1 seed)"
+    between = interval(values)
+    return f"{between.mean:.2f} ({between.low:.2f} to {between.high:.2f})"
+
+
+def _reasons(about: About, found: Cells, setting: str) -> list[str]:
+    """What may explain the order: distances from whole models, and what Invariant dropped."""
+    lines = []
+    gaps = []
+    for method in about.methods:
+        for column in about.columns:
+            places = [(setting, method, column), (setting, *WHOLE)]
+            some = seeds(found, places)
+            if some:
+                gap = _means(found, places[:1], some) - _means(found, places[1:], some)
+                gaps.append((float(np.mean(gap)), method, column))
+    if gaps:
+        least, method, column = min(gaps)
+        lines.append(
+            f"The largest mean distance from whole models is {least:+.2f} points "
+            f"({title(method)}, {column})."
+        )
+    return [*lines, "", *_dropped(about, found, setting), *_costs(about, found, setting), ""]
+
+
+def _dropped(about: About, found: Cells, setting: str) -> list[str]:
+    """How many units were invariant, and how many of those that were dropped."""
+    rows: list[list[str]] = []
+    for method in about.methods:
+        for column in about.columns:
+            place = (setting, method, column)
+            runs = [run for run in found.get(place, {}).values() if "invariant" in run]
+            if runs:
+                share = interval([100 * run["invariant"] for run in runs])
+                filled = float(np.mean([run["filled"] for run in runs]))
+                theirs = about.invariant.get(place)
+                row = [title(method), column, _short(share), f"{filled:.1%}"]
+                rows.append([*row, "–" if theirs is None else f"{theirs:.0f}"])
+    if not rows:
+        return []
+    head = ["", "column", "invariant units, %", "dropped units that were invariant", "source, %"]
+    if not about.invariant:
+        head.pop()
+        rows = [row[:-1] for row in rows]
+    words = "Invariant units in the second half of the rounds, and the units that parts dropped:"
+    return [words, "", *grid(tuple(head), rows, numbers=(2, 3, 4)[: len(head) - 2]), "", FILLED, ""]
+
+
+def _short(between: Interval) -> str:
+    if not np.isfinite(between.low):
+        return f"{between.mean:.1f}"
+    return f"{between.mean:.1f} ({between.low:.1f} to {between.high:.1f})"
+
+
+def title(method: str) -> str:
+    """A method's name on the page."""
+    return TITLES.get(method, method)
+
+
+FILLED = """\
+Where fewer units are invariant than a part must drop, the rest is dropped at random, as Random
+does."""
+
+
+def _costs(about: About, found: Cells, setting: str) -> list[str]:
+    """What the clients compute and send in a run, by column; it does not depend on the method."""
+    rows = []
+    cells = [WHOLE, *((method, column) for column in about.columns for method in about.methods)]
+    for method, column in cells:
+        runs = list(found.get((setting, method, column), {}).values())
+        if runs and column not in [row[0] for row in rows] and method != "exclude":
+            seconds = float(np.mean([run["client_seconds"] for run in runs]))
+            sent = float(np.mean([run["bytes"] for run in runs])) / 2**20
+            rows.append([column, three_digits(seconds), three_digits(sent)])
+    head = ("column", "client seconds per run", "MiB per run")
+    words = f"Costs, on equal devices of {Devices().gflops:g} GFLOP/s:"
+    return [words, "", *grid(head, rows)]
+
+
+def _rows(about: About, found: Cells) -> list[Row]:
+    out = []
+    for place, runs in found.items():
+        setting, method, column = place
+        values = [100 * run["accuracy"] for run in runs.values()]
+        which = title(method) if column == "whole" else f"{title(method)}, {column}"
+        out.append(over_seeds(f"{setting}: {which}: accuracy, %", about.paper.get(place), values))
+    return out
+
+
+def _charts(about: About, found: Cells, setting: str) -> list[Chart]:
+    return [*_by_column(about, found, setting), *_over_rounds(about, found, setting)]
+
+
+def _over_rounds(about: About, found: Cells, setting: str) -> list[Chart]:
+    """The share of invariant units over the rounds, for studies of several thresholds."""
+    lines: list[Line] = []
+    for method in about.methods:
+        runs = [*found.get((setting, method, about.columns[0]), {}).values()]
+        runs = [run for run in runs if "invariant_curve" in run]
+        if runs:
+            mean = 100 * np.mean([run["invariant_curve"] for run in runs], axis=0)
+            number = len(lines)
+            x = list(range(1, len(mean) + 1))
+            dashed = number // (len(COLOURS) - 1)
+            lines.append(Line(title(method), x, mean.tolist(), number % (len(COLOURS) - 1), dashed))
+    if len(lines) < 2:
+        return []
+    words = f"{setting}: invariant units"
+    return [Chart(f"{setting}-invariant", words, "round", "invariant units, %", lines)]
+
+
+def _by_column(about: About, found: Cells, setting: str) -> list[Chart]:
+    """Accuracy against the column, where columns are numbers."""
+    try:
+        x = [float(column.rstrip("%")) for column in about.columns]
+    except ValueError:
+        return []
+    lines = []
+    for number, method in enumerate(about.methods):
+        cells = [accuracies(found, (setting, method, column)) for column in about.columns]
+        if all(len(values) > 1 for values in cells):
+            between = [interval(values) for values in cells]
+            band = ([each.low for each in between], [each.high for each in between])
+            mean = [each.mean for each in between]
+            lines.append(Line(title(method), x, mean, number, band=band))
+    whole = accuracies(found, (setting, *WHOLE))
+    if whole and lines:
+        level = [float(np.mean(whole))] * len(x)
+        lines.append(Line(TITLES["whole"], x, level, len(COLOURS) - 1, 1))
+    if len(x) < 2 or not lines:
+        return []
+    label = "share of stragglers, %" if about.columns[0].endswith("%") else "width of the parts"
+    return [Chart(setting, f"{setting}: accuracy by column", label, "accuracy, %", lines)]

@@ -1,0 +1,364 @@
+"""FLuID's accuracy studies: Tables 2, 3, 4 and 5, Figures 5, 6 and 8, and fixed capacities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rota import data, models
+from rota.data.partition import dirichlet, iid
+from rota.submodel import Fixed, Importance, Invariant, Rolling
+from rota_lab.reproduce.fluid import (
+    METHODS,
+    Setting,
+    Study,
+    estimate_study,
+    grouped,
+    halved,
+    run_study,
+    small_cnn,
+    writers,
+)
+from rota_lab.reproduce.fluid_page import Compared
+from rota_lab.reproduce.result import Result
+
+WIDTHS = ("0.95", "0.85", "0.75", "0.65", "0.5")
+FEW = 2000
+"""The test images of small settings."""
+
+
+def stragglers(width: float, share: float) -> Fixed:
+    """A share of the clients holds parts of one width."""
+    return Fixed(sizes=(1.0, width), parts=(1 - share, share))
+
+
+SMALL = Setting(
+    name="small",
+    words="digits of 10 writers on 5 clients, and 2,000 test digits",
+    load=writers(grouped(5, 2), FEW),
+    model=small_cnn,
+    rounds=30,
+    lr=0.02,
+    batch=10,
+    seeds=10,
+)
+DIGITS = Setting(
+    name="writers",
+    words="digits of 500 writers on 5 clients",
+    load=writers(grouped(5, 100)),
+    model=models.fluid_femnist,
+    rounds=250,
+    lr=0.004,
+    batch=10,
+)
+LEAF = Setting(
+    name="leaf",
+    words="LEAF's sample of FEMNIST, 62 classes, 25 writers on 5 clients",
+    load=lambda seed: data.femnist(grouped(5, 5), seed=seed),
+    model=models.fluid_femnist,
+    rounds=250,
+    lr=0.004,
+    batch=10,
+)
+CIFAR = Setting(
+    name="cifar10",
+    words="CIFAR-10, dealt evenly to 5 clients",
+    load=lambda seed: data.cifar10(iid(5), seed=seed),
+    model=models.vgg9,
+    rounds=100,
+    lr=0.01,
+    batch=20,
+)
+SHAKESPEARE = Setting(
+    name="shakespeare",
+    words="Shakespeare, 100 roles on 5 clients",
+    load=lambda seed: data.shakespeare(grouped(5, 20), least=16, seed=seed),
+    model=models.lstm_shakespeare,
+    rounds=65,
+    lr=0.001,
+    batch=128,
+    optimizer="adam",
+)
+
+
+def _paper(setting: str, numbers: Mapping[str, tuple[float, ...]]) -> dict[Any, float]:
+    """Table 2's accuracies of one data set."""
+    out = {}
+    for method, values in numbers.items():
+        for width, value in zip(WIDTHS, values, strict=True):
+            out[setting, method, width] = value
+    return out
+
+
+FEMNIST = {
+    "random": (80.6, 80.5, 80.3, 79.3, 79.2),
+    "ordered": (80.6, 80.5, 80.4, 80.3, 79.7),
+    "invariant": (81.1, 80.9, 80.8, 80.3, 80.1),
+}
+"""S3's numbers on FEMNIST, which is beside the setting whose classes are FEMNIST's."""
+
+TABLE2 = Study(
+    name="fluid-table2",
+    summary="Five clients, one straggler: Random, Ordered and Invariant by width (FLuID, Table 2).",
+    title="FLuID, Table 2: five clients with one straggler",
+    first="S3's Table 2: one of five clients is a straggler and trains a part of width r, whose "
+    "units are chosen at random, in order, or by Invariant dropout. FEMNIST is not at hand: digits "
+    "by writer and LEAF's sample of FEMNIST stand for it.",
+    settings=(SMALL, DIGITS, LEAF, CIFAR, SHAKESPEARE),
+    columns={width: stragglers(float(width), 0.2) for width in WIDTHS},
+    paper={
+        **_paper("leaf", FEMNIST),
+        **_paper(
+            "cifar10",
+            {
+                "random": (57.5, 56.8, 57.0, 57.2, 57.2),
+                "ordered": (57.7, 57.0, 57.6, 57.3, 57.1),
+                "invariant": (58.2, 58.4, 57.1, 57.5, 57.4),
+            },
+        ),
+        **_paper(
+            "shakespeare",
+            {
+                "random": (43.3, 42.5, 42.4, 41.8, 41.3),
+                "ordered": (42.9, 42.3, 42.2, 41.9, 41.4),
+                "invariant": (43.6, 42.5, 42.6, 42.2, 41.7),
+            },
+        ),
+    },
+)
+
+MANY = replace(
+    SMALL,
+    words="digits of 50 writers, each a client, and 2,000 test digits",
+    load=writers(grouped(50, 1), FEW),
+    rounds=15,
+    seeds=8,
+)
+"""The small setting with many clients."""
+DIGITS100 = replace(
+    DIGITS, words="digits of 500 writers on 100 clients", load=writers(grouped(100, 5))
+)
+CIFAR100 = replace(
+    CIFAR,
+    words="CIFAR-10, dealt evenly to 100 clients",
+    load=lambda seed: data.cifar10(iid(100), seed=seed),
+)
+RESNET = replace(
+    CIFAR100,
+    name="cifar10-resnet18",
+    model=models.resnet18,
+)
+SHAKESPEARE50 = replace(
+    SHAKESPEARE,
+    words="Shakespeare, 100 roles on 50 clients",
+    load=lambda seed: data.shakespeare(grouped(50, 2), least=16, seed=seed),
+)
+
+SCALE = Study(
+    name="fluid-scale",
+    summary="50 to 100 clients, 20 % of them stragglers, by width (FLuID, Figure 5).",
+    title="FLuID, Figure 5: 50 to 100 clients, a fifth of them stragglers",
+    first="S3's Figure 5, whose numbers are in a picture only: 50 to 100 clients, of which 20 % "
+    "are stragglers and train parts of width r, or no part at all.",
+    settings=(MANY, DIGITS100, CIFAR100, RESNET, SHAKESPEARE50),
+    columns={width: stragglers(float(width), 0.2) for width in WIDTHS},
+    compared=(
+        Compared(
+            "Invariant is above Exclude stragglers",
+            tuple(("invariant", width) for width in WIDTHS),
+            tuple(("exclude", width) for width in WIDTHS),
+        ),
+    ),
+    exclude=True,
+)
+
+CLUSTERED = "clusters"
+CLUSTERS = Study(
+    name="fluid-clusters",
+    summary="Stragglers in four clusters of widths (FLuID, Table 4).",
+    title="FLuID, Table 4: stragglers in four clusters of widths",
+    first="S3's Table 4: a fifth of the clients are stragglers. They are in four clusters of "
+    "equal sizes with parts of width 0.65, 0.75, 0.85 and 0.95. Beside it: all stragglers with one "
+    "width.",
+    settings=(MANY, DIGITS100, CIFAR100, SHAKESPEARE50),
+    columns={
+        CLUSTERED: Fixed(sizes=(1.0, 0.65, 0.75, 0.85, 0.95), parts=(0.8, 0.05, 0.05, 0.05, 0.05)),
+        "0.75": stragglers(0.75, 0.2),
+        "0.85": stragglers(0.85, 0.2),
+    },
+    paper={
+        ("cifar10", "random", CLUSTERED): 71.7,
+        ("cifar10", "ordered", CLUSTERED): 72.3,
+        ("cifar10", "invariant", CLUSTERED): 72.7,
+        ("shakespeare", "random", CLUSTERED): 53.8,
+        ("shakespeare", "ordered", CLUSTERED): 53.9,
+        ("shakespeare", "invariant", CLUSTERED): 54.1,
+    },
+    compared=(
+        Compared(
+            "clusters are above 0.75",
+            tuple((method, CLUSTERED) for method in METHODS),
+            tuple((method, "0.75") for method in METHODS),
+        ),
+        Compared(
+            "0.85 is above clusters",
+            tuple((method, "0.85") for method in METHODS),
+            tuple((method, CLUSTERED) for method in METHODS),
+        ),
+    ),
+)
+
+SHARES = ("10%", "20%", "30%", "40%")
+RATIOS = Study(
+    name="fluid-ratios",
+    summary="From 10 % to 40 % of stragglers with parts of width 0.75 (FLuID, Figure 8).",
+    title="FLuID, Figure 8: from 10 % to 40 % of the clients are stragglers",
+    first="S3's Figure 8, whose numbers are in a picture only: 10 to 40 % of the clients are "
+    "stragglers and train parts of width 0.75.",
+    settings=(MANY, DIGITS100, CIFAR100, SHAKESPEARE50),
+    columns={share: stragglers(0.75, float(share.rstrip("%")) / 100) for share in SHARES},
+    compared=(
+        Compared(
+            "accuracy is higher with 10 % of stragglers than with 40 %",
+            tuple((method, SHARES[0]) for method in METHODS),
+            tuple((method, SHARES[-1]) for method in METHODS),
+        ),
+    ),
+)
+
+WIDTHS1000 = ("0.95", "0.85", "0.75", "0.65", "0.4")
+THOUSAND = Study(
+    name="fluid-1000",
+    summary="1,000 clients, a tenth of whom train in each round (FLuID, Table 5).",
+    title="FLuID, Table 5: 1,000 clients, of which a tenth train in each round",
+    first="S3's Table 5: 1,000 clients, of which 100 are drawn in each round; a fifth of the "
+    "clients are stragglers. Digits by writer stand for FEMNIST: a client has half of a writer's "
+    "digits.",
+    settings=(
+        replace(
+            SMALL,
+            words="digits of 100 writers, each a client, and 2,000 test digits",
+            load=writers(grouped(100, 1), FEW),
+            rounds=60,
+            seeds=8,
+            cohort=10,
+        ),
+        replace(
+            DIGITS,
+            words="digits of 500 writers on 1,000 clients",
+            load=writers(halved(1000)),
+            rounds=500,
+            cohort=100,
+        ),
+    ),
+    columns={width: stragglers(float(width), 0.2) for width in WIDTHS1000},
+    paper={
+        ("writers", method, width): value
+        for method, values in {
+            "random": (87.9, 87.5, 87.5, 86.9, 85.7),
+            "ordered": (87.8, 88.0, 87.5, 87.3, 87.0),
+            "invariant": (88.1, 88.2, 88.0, 87.7, 87.2),
+        }.items()
+        for width, value in zip(WIDTHS1000, values, strict=True)
+    },
+)
+
+EVEN = "mixed"
+CAPACITIES = Study(
+    name="fluid-capacities",
+    summary="All choices of units at fixed capacities 1/64, 1/16, 1/4 and 1.",
+    title="All choices of units at fixed capacities 1/64, 1/16, 1/4 and 1",
+    first="Beyond S3: a quarter of the clients can hold 1/64 of the model's parameters, a quarter "
+    "1/16, a quarter 1/4, and a quarter the whole model, as in FIARSE's experiments. The widths "
+    "are the square roots: 1/8, 1/4, 1/2 and 1.",
+    settings=(
+        replace(
+            MANY,
+            words="digits of 40 writers, each a client, and 2,000 test digits",
+            load=writers(grouped(40, 1), FEW),
+            rounds=30,
+        ),
+        replace(
+            CIFAR,
+            words="CIFAR-10, Dirichlet 0.3, 100 clients",
+            load=lambda seed: data.cifar10(dirichlet(100, alpha=0.3), seed=seed),
+            model=models.resnet18,
+            rounds=800,
+            cohort=10,
+        ),
+    ),
+    columns={EVEN: Fixed(sizes=(1.0, 0.5, 0.25, 0.125))},
+    methods={**METHODS, "rolling": Rolling(), "importance": Importance()},
+    exclude=True,
+)
+
+THRESHOLDS = (1, 3, 5, 7, 8, 10, 100, 180, 500, 1000, 3000)
+"""Relative changes in percent: those of Table 3 and Figure 6, and larger ones."""
+QUARTER = "0.75"
+
+
+def _at(threshold: int) -> str:
+    return f"threshold {threshold} %"
+
+
+THRESHOLD = Study(
+    name="fluid-threshold",
+    summary="Invariant units and accuracy by threshold (FLuID, Table 3 and Figure 6).",
+    title="FLuID, Table 3 and Figure 6: thresholds of Invariant dropout",
+    first="S3's Table 3 and Figure 6: one of five clients trains a part of width 0.75. The "
+    "threshold of Invariant dropout is fixed for the whole run, instead of growing until enough "
+    "units are invariant.",
+    settings=(replace(SMALL, seeds=5), DIGITS, LEAF, CIFAR, SHAKESPEARE),
+    columns={QUARTER: stragglers(0.75, 0.2)},
+    methods={_at(each): Invariant(threshold=each / 100, growth=0.0) for each in THRESHOLDS},
+    paper={
+        ("leaf", _at(threshold), QUARTER): value
+        for threshold, value in zip(
+            THRESHOLDS[:6], (80.1, 80.3, 80.5, 80.7, 80.7, 80.5), strict=True
+        )
+    },
+    invariant={
+        ("leaf", _at(threshold), QUARTER): value
+        for threshold, value in zip(THRESHOLDS[:6], (3, 6, 13, 18, 22, 31), strict=True)
+    },
+    compared=(
+        Compared(
+            "more units are invariant at a threshold of 10 % than at 1 %",
+            ((_at(10), QUARTER),),
+            ((_at(1), QUARTER),),
+            "invariant",
+        ),
+        Compared(
+            "more units are invariant at a threshold of 3000 % than at 100 %",
+            ((_at(3000), QUARTER),),
+            ((_at(100), QUARTER),),
+            "invariant",
+        ),
+        Compared(
+            "the accuracy at a threshold of 10 % is above that at 1 %",
+            ((_at(10), QUARTER),),
+            ((_at(1), QUARTER),),
+        ),
+    ),
+)
+
+STUDIES = {
+    study.name: study
+    for study in (TABLE2, THRESHOLD, SCALE, CLUSTERS, RATIOS, THOUSAND, CAPACITIES)
+}
+
+
+def reproductions() -> dict[str, Callable[..., Result]]:
+    """The studies as functions, with their summaries."""
+    out: dict[str, Callable[..., Result]] = {}
+    for name, study in STUDIES.items():
+        out[name] = partial(run_study, study)
+        out[name].__doc__ = study.summary
+    return out
+
+
+def estimates() -> dict[str, Callable[..., list[str]]]:
+    """How much work the studies are, as functions."""
+    return {name: partial(estimate_study, study) for name, study in STUDIES.items()}
