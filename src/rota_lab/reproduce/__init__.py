@@ -14,6 +14,10 @@ from rota.errors import BadInput, did_you_mean
 from rota_lab.reproduce import fedavg_cells, fluid_studies
 from rota_lab.reproduce.chart import Chart, Line
 from rota_lab.reproduce.fedavg_table1 import fedavg_table1
+from rota_lab.reproduce.fluid_linear import estimate as linear_estimate
+from rota_lab.reproduce.fluid_linear import fluid_linear
+from rota_lab.reproduce.fluid_time import estimate as time_estimate
+from rota_lab.reproduce.fluid_time import fluid_time
 from rota_lab.reproduce.gd_bound import gd_bound
 from rota_lab.reproduce.kvib_femnist import estimate as femnist_estimate
 from rota_lab.reproduce.kvib_femnist import kvib_femnist
@@ -49,6 +53,8 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "mmfl-table1": mmfl_table1,
     "mmfl-faults": mmfl_faults,
     **fluid_studies.reproductions(),
+    "fluid-linear": fluid_linear,
+    "fluid-time": fluid_time,
 }
 """Name -> function of `quick`, which asks for a short version that is not at the paper's scale.
 
@@ -63,6 +69,8 @@ ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "mmfl-table1": mmfl_estimate,
     "mmfl-faults": faults_estimate,
     **fluid_studies.estimates(),
+    "fluid-linear": linear_estimate,
+    "fluid-time": time_estimate,
 }
 """Name -> function of `only` that returns lines on how much work a reproduction is.
 

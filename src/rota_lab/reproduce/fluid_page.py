@@ -256,7 +256,7 @@ does."""
 
 def _costs(about: About, found: Cells, setting: str) -> list[str]:
     """What the clients compute and send in a run, by column; it does not depend on the method."""
-    rows = []
+    rows: list[list[str]] = []
     cells = [WHOLE, *((method, column) for column in about.columns for method in about.methods)]
     for method, column in cells:
         runs = list(found.get((setting, method, column), {}).values())
