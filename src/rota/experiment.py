@@ -110,8 +110,8 @@ class Experiment:
 
     @cached_property
     def units(self) -> tuple[Units, ...]:
-        """Each task's droppable units; empty if all clients train whole models."""
-        if type(self.capacity) is submodel.Whole:
+        """Each task's droppable units; empty if no client ever trains a part of a model."""
+        if type(self.capacity) in (submodel.Whole, submodel.Exclude):
             return ()
         return tuple(map(units_of, self.tasks))
 

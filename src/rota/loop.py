@@ -65,7 +65,7 @@ def play(
         experiment.seed,
         now,
     )
-    shares = shares if held is None else shares * (held.widths > 0)
+    shares = shares if held is None else held.present(shares)
     setting = Setting(
         engine, estimator, state.models, now, experiment.seed, pace, held, experiment.channel
     )

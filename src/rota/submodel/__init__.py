@@ -1,6 +1,6 @@
 """How much of a model each client trains: capacities, and which units a smaller part keeps."""
 
-from rota.submodel.capacity import Capacity, Fixed, Stragglers, Whole
+from rota.submodel.capacity import Capacity, Exclude, Fixed, Stragglers, Whole
 from rota.submodel.choice import Choice, Importance, Ordered, Random, Rolling
 from rota.submodel.cut import Cut, build, extract, keep, scatter
 from rota.submodel.invariant import Invariant
@@ -13,6 +13,7 @@ __all__ = [
     "Capacity",
     "Choice",
     "Cut",
+    "Exclude",
     "Fixed",
     "Held",
     "Importance",
@@ -33,7 +34,12 @@ __all__ = [
     "scatter",
 ]
 
-CAPACITIES: dict[str, type] = {"whole": Whole, "fixed": Fixed, "stragglers": Stragglers}
+CAPACITIES: dict[str, type] = {
+    "whole": Whole,
+    "fixed": Fixed,
+    "stragglers": Stragglers,
+    "exclude": Exclude,
+}
 SUBMODELS: dict[str, type] = {
     "invariant": Invariant,
     "ordered": Ordered,

@@ -22,6 +22,18 @@ class Held:
     widths: Array
     parts: tuple[SubModel, ...]
     units: tuple[Units, ...]
+    left: Array | None = None
+    """Each model's share of the data whose clients are not left out; None if nobody is."""
+
+    def present(self, shares: Array) -> Array:
+        """A round's shares without the clients of width 0; the others' shares grow in proportion.
+
+        So the round estimates the average over the clients that are not left out.
+        """
+        if self.left is None:
+            return shares
+        some = np.where(self.widths > 0, shares, 0.0)
+        return np.divide(some, self.left, out=np.zeros_like(some), where=self.left > 0)
 
     def divide(self, plan: Plan) -> Plan:
         """The plan in which each row holds its client's part of its model."""
@@ -44,6 +56,8 @@ def hold(
     widths = policies["capacity"].widths(states["capacity"])
     if widths is None:
         return None
+    out = widths == 0
+    left = shares[:, ~out].sum(axis=1, keepdims=True) if out.any() else None
     parts = []
     for s, model in enumerate(models):
         for width in np.unique(widths[shares[s] > 0]).tolist():
@@ -55,5 +69,6 @@ def hold(
                 wanted.units, policies["submodel"].keep(states["submodel"], wanted, generator)
             )
             share = float(shares[s, widths == width].sum())
+            share = share if left is None else share / float(left[s, 0])
             parts.append(SubModel(s, width, share, cut))
-    return Held(widths, tuple(parts), units)
+    return Held(widths, tuple(parts), units, left)
