@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 from conftest import federation, linear
 from hypothesis import given
 from hypothesis import strategies as st
+from test_cli import call
 
 import rota
+from rota.cli import profile
 from rota.errors import BadInput
 from rota.plan import Task
 from rota.sampling import Full
@@ -290,3 +293,52 @@ def test_any_file_is_read_or_refused(
 
 def test_conditions_have_the_same_options_everywhere() -> None:
     assert all(issubclass(member, Conditions) for member in DEVICES.values())
+
+
+# --- rota doctor --profile
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is 4 seconds later whenever it is read."""
+    ticks = itertools.count(0.0, 4.0)
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: next(ticks))
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_profile_counts_as_the_virtual_clock_does(tmp_path: Path) -> None:
+    """One pass of 8 clients takes 4 seconds on this clock, and more than one is not needed."""
+    out = tmp_path / "fleet.jsonl"
+    words = ("doctor", "--profile", "fedavg-digits", "--out", out)
+    outcome = call(*words, "--set", "task.steps=2", "--json")
+    assert outcome.status == 0, outcome.err
+    found = json.loads(outcome.out)
+    rows = {(row["engine"], row["width"]): row for row in found["rows"]}
+    assert set(rows) == {(e, w) for e in ("sequential", "batched") for w in profile.WIDTHS}
+    batch, steps = 10, 2
+    for (_, width), row in rows.items():
+        hidden = int(200 * width)
+        forward = 2 * (64 * hidden + hidden * hidden + hidden * 10)
+        assert row["seconds"] == pytest.approx(4.0 / 8)
+        assert row["gflops"] == pytest.approx(3 * forward * batch * steps * 8 / 4.0 / 1e9)
+    assert found["device"]["gflops"] == float(f"{rows['sequential', 1.0]['gflops']:.4g}")
+    assert json.loads(out.read_text()) == found["device"]
+    lines = call(*words).out.splitlines()
+    assert len(lines) == 1 + len(rows) + 1
+    assert len(out.read_text().splitlines()) == 2  # a line more
+    speed = Trace(file=out).profile(2, 0).seconds(np.arange(2), np.full(2, 1e9), np.zeros(2), 1)[1]
+    assert 1 / speed[0] == pytest.approx(found["device"]["gflops"])
+
+
+def test_mistakes_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    for words, sentence in (
+        (("--set", "task.lr=1"), "--set, --allow and --out need --profile: name a recipe"),
+        (("--out", tmp_path / "a"), "--set, --allow and --out need --profile: name a recipe"),
+        (("--profile", "fedavg-digit"), "unknown recipe 'fedavg-digit': did you mean"),
+        (("--profile", "fedavg-digits", "--set", "task.lr=0"), "lr is 0.0: it must be above 0"),
+        (("--profile", "fedavg-digits", "--out", tmp_path), "choose another --out"),
+    ):
+        outcome = call("doctor", *words)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert sentence in outcome.err

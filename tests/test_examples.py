@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ["README.md", "docs/channels.md", "docs/recipes.md", "docs/samplers.md", "docs/own.md"]
+RUN += ["docs/submodels.md", "docs/devices.md"]
 """Pages that are run from top to bottom."""
 README = (ROOT / "README.md").read_text()
 ROUNDS = 2
@@ -126,6 +127,7 @@ def test_a_page_does_what_it_says(
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("rota.cli.profile.SECONDS", 0.0)
     names: dict[str, Any] = {"__name__": "page"}
     ran = 0
     for kind, text in blocks((ROOT / page).read_text()):

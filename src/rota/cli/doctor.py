@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from rota.cli import loading
-from rota.cli.options import Json
+from rota.cli.options import Allow, Json, Set, recipes, starting
 from rota.cli.output import print_json, print_line
+from rota.cli.profile import profile as measure
 from rota.errors import BadInput
 
 PACKAGES = (
@@ -25,14 +30,36 @@ PACKAGES = (
 )
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RECIPE",
+            help="Measure instead how fast this machine trains the recipe's models.",
+            autocompletion=starting(recipes),
+        ),
+    ] = None,
+    set_: Set = [],  # noqa: B006
+    allow: Allow = [],  # noqa: B006
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --profile: add a line to this file of devices."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show what is installed, and which devices and data are here.
 
     \b
     Examples:
       rota doctor
       rota doctor --json
+      rota doctor --profile fedavg-digits --set task.model=cnn --out fleet.jsonl
     """
+    if profile is not None:
+        measure(profile, set_, allow, out, as_json)
+        return
+    if set_ or allow or out:
+        raise BadInput("--set, --allow and --out need --profile: name a recipe to measure")
     found = examine()
     if as_json:
         print_json(found)
