@@ -178,6 +178,17 @@ MISTAKES = {
     "run fedavg-digits --set task.lr=0": "task.lr is 0.0: it must be above 0",
     "run fedavg-digits --set task.batch=0": "task.batch is 0: it must be at least 1",
     "run fedavg-digits --set task.prox=-1": "task.prox is -1.0: it must be at least 0",
+    "run fedavg-digits --set task.lr_cosine=0": "task.lr_cosine is 0: it must be at least 1",
+    "run fedavg-digits --set task.lr_warmup=-1": "task.lr_warmup is -1: it must be at least 0",
+    "run fedavg-digits --set task.lr_local_decay=0": (
+        "task.lr_local_decay is 0.0: it must be above 0"
+    ),
+    "run fedavg-digits --set task.lr_steps=[5]": (
+        "task.lr_steps is given, but lr_decay is 1: set lr_decay, for example to 0.1"
+    ),
+    "run fedavg-digits --set task.optimizer=adan": (
+        "'task.optimizer' is 'adan', but it takes one of 'sgd', 'adam', 'adamw'"
+    ),
     "run fedavg-digits --set task.nesterov=true": (
         "task.nesterov is true, but momentum is 0: set momentum, for example to 0.9"
     ),
@@ -750,10 +761,10 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
         "task 'blobs': optimizer is 'rmsprop', but it takes one of 'sgd', 'adam'",
     ),
     (
-        {"optimizer": torch.optim.Adam},
+        {"optimizer": "adan"},
         {},
-        "task 'blobs': optimizer is <class 'torch.optim.adam.Adam'>, but it takes one of 'sgd', "
-        "'adam'",
+        "task 'blobs': optimizer is 'adan', but it takes one of 'sgd', 'adam', 'adamw' or a "
+        "function",
     ),
     ({"lr": "0.1"}, {}, "task 'blobs': lr is '0.1', but it takes a number"),
     ({"lr": None}, {}, "task 'blobs': lr is None, but it takes a number"),

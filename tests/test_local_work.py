@@ -37,7 +37,17 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
     "decay": {"weight_decay": 0.1},
     "clip": {"clip": 0.3},
     "prox": {"prox": 0.7},
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
     "lr decay": {"lr_decay": 0.5},
+    "schedules": {"lr_decay": 0.5, "lr_steps": (2, 3), "lr_warmup": 4, "lr_cosine": 9},
+    "local decay": {"lr_local_decay": 0.7},
+    "local decay of adamw": {
+        "optimizer": "adamw",
+        "lr": 0.02,
+        "weight_decay": 0.2,
+        "lr_local_decay": 0.8,
+        "prox": 0.3,
+    },
     "all of sgd": {
         "momentum": 0.5,
         "nesterov": True,
@@ -99,13 +109,22 @@ def mini_batches(task: Task, examples: int, key: Tensor, least: int) -> list[Ten
     return found[:wanted]
 
 
+def rate_of(task: Task) -> float:
+    """The learning rate of round NOW."""
+    past = [each for each in task.lr_steps if each <= NOW] if task.lr_steps else range(1, NOW)
+    rate = task.lr * task.lr_decay ** len(past)
+    if task.lr_cosine:
+        rate *= np.cos(np.pi * (NOW - 1) / task.lr_cosine / 2) ** 2
+    return rate * min(1.0, NOW / (task.lr_warmup + 1))
+
+
 def written_out(task: Task, row: int, start: Weights, anchor: Tensor, shift: Tensor) -> Trained:
     """Local training of client `row`, in double precision."""
     module = task.build().double()
     least = 2 if any(isinstance(part, nn.BatchNorm1d) for part in module.modules()) else 1
     x, y = task.federation.train.of(row)
     key = rng.as_tensor([rng.key(SEED, "train", NOW, row, 0)])[0]
-    rate = task.lr * task.lr_decay ** (NOW - 1)
+    first_rate = rate_of(task)
     theta, buffers = start.params.clone(), start.buffers
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
     losses, examples = [], 0
@@ -118,11 +137,14 @@ def written_out(task: Task, row: int, start: Weights, anchor: Tensor, shift: Ten
         )
         g = g + task.prox * (theta - anchor)
         g = g * min(1.0, (task.clip or np.inf) / (float(g.norm()) + 1e-6))
-        g = g + shift + task.weight_decay * theta
-        if task.optimizer == "adam":
+        rate = first_rate * task.lr_local_decay ** (number - 1)
+        decay = task.weight_decay * theta
+        g = g + shift + (decay if task.optimizer != "adamw" else 0)
+        if task.optimizer in ("adam", "adamw"):
             first = 0.9 * first + 0.1 * g
             second = 0.999 * second + 0.001 * g**2
             root = (second / (1 - 0.999**number)).sqrt()
+            theta = theta - rate * (decay if task.optimizer == "adamw" else 0)
             theta = theta - rate * first / (1 - 0.9**number) / (root + 1e-8)
         else:
             first = task.momentum * first + g
@@ -239,3 +261,36 @@ def rows(chunks: Any) -> dict[int, Trained]:
 
 def apart(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("name", ["sequential", "batched"])
+def test_any_optimiser_of_torch(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It begins anew in every row, and the batched engine leaves it to the sequential one."""
+    made = []
+
+    def own(params: Any, lr: float) -> torch.optim.Optimizer:
+        made.append(lr)
+        return torch.optim.RMSprop(params, lr=lr, alpha=0.5)
+
+    data = doubled(federation(SIZES), torch.float64)
+    model = smooth(data.roster.shape, 3).double()
+    task = Task(model, data, lr=0.01, batch=7, lr_decay=0.5, lr_local_decay=0.9, optimizer=own)
+    engine = make(name, Experiment([task], seed=SEED), "cpu")
+    assert ("an optimiser of your own" in caplog.text) == (name == "batched")
+    plan = Plan(np.arange(5), np.zeros(5, np.int64), np.ones(5), np.ones(5))
+    job = whole(engine.initial(), plan, NOW)
+    start = job.models[0].weights
+    chunks = list(engine.train(job))
+    assert made[-5:] == [0.0025] * 5
+    for chunk in chunks:
+        for row, update in zip(chunk.rows.tolist(), chunk.update, strict=True):
+            weights.load(model, start)
+            x, y = data.train.of(row)
+            key = rng.as_tensor([rng.key(SEED, "train", NOW, row, 0)])[0]
+            optimiser = torch.optim.RMSprop(model.parameters(), lr=0.0025, alpha=0.5)
+            for batch in mini_batches(task, len(y), key, 1):
+                optimiser.zero_grad()
+                F.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimiser.step()
+                optimiser.param_groups[0]["lr"] *= 0.9
+            torch.testing.assert_close(update, start.params - weights.read(model).params)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -82,7 +83,12 @@ class Task:
     A client makes `epochs` passes over its examples in mini-batches of `batch` (None: one batch of
     all examples, B = infinity), or takes exactly `steps` mini-batches; `steps=1` is one gradient of
     synchronous distributed SGD. Every row starts with a fresh local optimiser: SGD with `momentum`
-    (heavy ball, or `nesterov`), or Adam. `lr` is multiplied by `lr_decay` after every round.
+    (heavy ball, or `nesterov`), Adam or AdamW, or any of torch.optim, given as a function of the
+    parameters and the learning rate; the last are trained one client at a time.
+
+    `lr` is multiplied by `lr_decay` after every round, or from each of the rounds `lr_steps` on. In
+    the first `lr_warmup` rounds it rises linearly, and over `lr_cosine` rounds it falls along half
+    a cosine to nearly 0. Within a row it is multiplied by `lr_local_decay` after every local step.
 
     `prox` is FedProx's mu: it adds mu/2 ||w - w_server||^2 to the local loss. `weight_decay` adds
     weight_decay * w to the gradient. `clip` bounds the gradient's norm before weight decay is
@@ -95,12 +101,16 @@ class Task:
     batch: int | None = 10
     epochs: int = 1
     steps: int | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] | Callable[..., torch.optim.Optimizer] = "sgd"
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
     clip: float | None = None
     lr_decay: float = 1.0
+    lr_steps: tuple[int, ...] = ()
+    lr_warmup: int = 0
+    lr_cosine: int | None = None
+    lr_local_decay: float = 1.0
     prox: float = 0.0
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     score: Callable[[Tensor, Tensor], Tensor] = top1
@@ -133,7 +143,14 @@ class Task:
 
     def lr_at(self, now: int) -> float:
         """The learning rate of round `now`; the first round is 1."""
-        return self.lr * self.lr_decay ** (now - 1)
+        number = sum(now >= each for each in self.lr_steps) if self.lr_steps else now - 1
+        rate = self.lr * self.lr_decay**number
+        if self.lr_cosine:
+            played = min(now, self.lr_cosine) - 1
+            rate *= (1 + math.cos(math.pi * played / self.lr_cosine)) / 2
+        if now <= self.lr_warmup:
+            rate *= now / (self.lr_warmup + 1)
+        return rate
 
 
 def shares(tasks: list[Task]) -> Array:

@@ -70,7 +70,7 @@ class Family:
 
 def signature(task: Task, apart: bool) -> tuple[object, ...]:
     """What tasks of one family agree on; with `apart` that includes the data."""
-    own = ("lr", "lr_decay", "name", "data", "model")
+    own = ("lr", "lr_decay", "lr_steps", "lr_warmup", "lr_cosine", "name", "data", "model")
     values = [getattr(task, each.name) for each in fields(Task) if each.name not in own]
     x, y = task.federation.train.x, task.federation.train.y
     shape = (x.shape[1:], x.dtype, y.shape[1:], y.dtype, task.data.classes)

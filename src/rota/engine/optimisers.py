@@ -20,14 +20,18 @@ from rota.plan import Task
 def plain(task: Task) -> bool:
     """Whether a step of the task subtracts learning rate * gradient and does nothing else."""
     more = task.momentum or task.weight_decay or task.prox or task.clip is not None
-    return task.optimizer == "sgd" and not more
+    return task.optimizer == "sgd" and not more and task.lr_local_decay == 1
 
 
 def fresh(task: Task, now: int, params: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The optimiser of one row in round `now`."""
     rate = task.lr_at(now)
+    if callable(task.optimizer):
+        return task.optimizer(params, lr=rate)
     if task.optimizer == "adam":
         return torch.optim.Adam(params, lr=rate, weight_decay=task.weight_decay)
+    if task.optimizer == "adamw":
+        return torch.optim.AdamW(params, lr=rate, weight_decay=task.weight_decay)
     return torch.optim.SGD(
         params,
         lr=rate,
@@ -39,7 +43,7 @@ def fresh(task: Task, now: int, params: Iterable[Tensor]) -> torch.optim.Optimiz
 
 def moments(task: Task) -> int:
     """How many numbers per parameter the optimiser remembers."""
-    return 2 if task.optimizer == "adam" else int(task.momentum > 0)
+    return 2 if task.optimizer in ("adam", "adamw") else int(task.momentum > 0)
 
 
 def descend(
@@ -63,9 +67,13 @@ def descend(
         norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
         g = g * (task.clip / (norm + 1e-6)).clamp(max=1.0)
     g = g + shift
-    if task.weight_decay:
+    if task.lr_local_decay != 1:
+        rate = rate * torch.pow(task.lr_local_decay, number.to(rate.dtype))
+    if task.weight_decay and task.optimizer == "adamw":
+        theta.mul_(1 - rate[:, None] * task.weight_decay)
+    elif task.weight_decay:
         g = g + task.weight_decay * theta
-    if task.optimizer == "adam":
+    if task.optimizer in ("adam", "adamw"):
         first, second = memory
         first.lerp_(g, 0.1)
         second.mul_(0.999).addcmul_(g, g, value=0.001)

@@ -176,6 +176,8 @@ class Sequential:
                 if shift is not None:
                     _add(module, shift)
                 optimiser.step()
+                for group in optimiser.param_groups:
+                    group["lr"] *= task.lr_local_decay
                 total += loss.detach()
         examples = sum(len(batch) for batch in steps)
         return weights.read(module), float(total) / len(steps), len(steps), examples, ""

@@ -35,6 +35,8 @@ def suits(steps: Steps) -> None:
         raise Unbatchable(f"has {str(steps.dtype).removeprefix('torch.')} parameters")
     if not all(parameter.requires_grad for parameter in steps.module.parameters()):
         raise Unbatchable("has frozen parameters")
+    if callable(steps.task.optimizer):
+        raise Unbatchable("is trained by an optimiser of your own")
 
 
 def ignores_padding(steps: Steps, width: int) -> None:

@@ -55,6 +55,8 @@ def _task_options() -> registry.Options:
     for each in fields(Task):
         if each.name not in ("model", "data", "loss", "score"):
             found[each.name] = hints[each.name], each.default
+    # TOML has no functions
+    found["optimizer"] = typing.Literal["sgd", "adam", "adamw"], "sgd"
     # TOML has no null: "all" stands for None
     return found | {"batch": (int | typing.Literal["all"], 10)}
 

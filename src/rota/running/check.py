@@ -145,13 +145,17 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
 
     `prefix` goes before their names in messages.
     """
-    for key in ("rounds", "evaluate", "batch", "epochs", "steps"):
+    for key in ("rounds", "evaluate", "batch", "epochs", "steps", "lr_cosine"):
         if isinstance(value := values.get(key), Integral) and int(value) < 1:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 1")
-    for key in ("lr", "lr_decay", "clip"):
+    if values.get("lr_steps") and values.get("lr_decay") == 1:
+        raise BadInput(
+            f"{prefix}lr_steps is given, but lr_decay is 1: set lr_decay, for example to 0.1"
+        )
+    for key in ("lr", "lr_decay", "lr_local_decay", "clip"):
         if (value := values.get(key)) is not None and not value > 0:
             raise BadInput(f"{prefix}{key} is {value}: it must be above 0")
-    for key in ("prox", "weight_decay", "eps"):
+    for key in ("prox", "weight_decay", "eps", "lr_warmup"):
         if (value := values.get(key)) is not None and not value >= 0:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 0")
     for key in ("momentum", "beta1", "beta2"):
@@ -219,11 +223,14 @@ def check_together(experiment: Experiment) -> None:
         raise BadInput(
             f"the sampler {other} compares whole updates: use another one, or leave capacity out"
         )
-    sgd = all(task.optimizer == "sgd" and not task.momentum for task in experiment.tasks)
+    sgd = all(
+        task.optimizer == "sgd" and not task.momentum and task.lr_local_decay == 1
+        for task in experiment.tasks
+    )
     if isinstance(estimator, Correcting) and not sgd:
         raise BadInput(
-            f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd' and momentum to "
-            "0, or use another estimator"
+            f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd', momentum to 0 "
+            "and lr_local_decay to 1, or use another estimator"
         )
     if experiment.metrics and isinstance(estimator, Correcting | Recalling):
         raise BadInput(

@@ -104,8 +104,10 @@ class Native:
             weight_decay=task.weight_decay,
             prox=task.prox,
             clip=-1.0 if task.clip is None else task.clip,
+            local_decay=task.lr_local_decay,
             nesterov=task.nesterov,
-            adam=task.optimizer == "adam",
+            adam=task.optimizer in ("adam", "adamw"),
+            decoupled=task.optimizer == "adamw",
             touched=code.touched.ctypes.data,
         )
         program.keep = code, constants  # the pointers lead to these

@@ -41,7 +41,8 @@ typedef struct {
   int64_t count, arena, width, params, buffers, x_bytes, y_bytes, fused;
   const void *constants;
   double momentum, weight_decay, prox, clip; /* clip < 0: no clipping */
-  int64_t nesterov, adam;
+  double local_decay;                        /* times the learning rate after each step */
+  int64_t nesterov, adam, decoupled;         /* decoupled: the weight decay of AdamW */
   const int64_t *touched; /* see allow() */
 } Program;
 
@@ -295,6 +296,7 @@ static void optimise(const Program *p, const Row *row, R *theta, R *g, R *first,
   int64_t n = p->params;
   R prox = (R)p->prox, decay = (R)p->weight_decay, momentum = (R)p->momentum, rate = (R)row->rate;
   const R *anchor = row->anchor ? row->anchor : row->start;
+  if (p->local_decay != 1) rate *= (R)pow(p->local_decay, (double)t);
   if (prox)
     for (int64_t i = 0; i < n; i++) g[i] += prox * (theta[i] - anchor[i]);
   if (p->clip >= 0) {
@@ -308,7 +310,9 @@ static void optimise(const Program *p, const Row *row, R *theta, R *g, R *first,
   }
   if (row->shift)
     for (int64_t i = 0; i < n; i++) g[i] += row->shift[i];
-  if (decay)
+  if (decay && p->decoupled)
+    for (int64_t i = 0; i < n; i++) theta[i] -= rate * decay * theta[i];
+  else if (decay)
     for (int64_t i = 0; i < n; i++) g[i] += decay * theta[i];
   if (p->adam) {
     R one = (R)(1 - pow(0.9, (double)(t + 1))), two = (R)(1 - pow(0.999, (double)(t + 1)));

@@ -95,8 +95,8 @@ class Program(ctypes.Structure):
         ("list", ctypes.POINTER(Instruction)),
         *_whole("count", "arena", "width", "params", "buffers", "x_bytes", "y_bytes", "fused"),
         ("constants", ctypes.c_void_p),
-        *_real("momentum", "weight_decay", "prox", "clip"),
-        *_whole("nesterov", "adam"),
+        *_real("momentum", "weight_decay", "prox", "clip", "local_decay"),
+        *_whole("nesterov", "adam", "decoupled"),
         ("touched", ctypes.c_void_p),
     ]
 
