@@ -158,7 +158,9 @@ def reply(rows: list[int], update: Any = None, buffers: Any = None, **changed: A
 
 
 def reasons(chunk: Chunk, most: float = np.inf) -> list[str]:
-    return admit(chunk, JOB, Seen.nothing(5), most).reason
+    admitted = admit(chunk, JOB, Seen.nothing(5), most)
+    assert admitted is not None
+    return admitted.reason
 
 
 def test_a_good_reply_passes_as_it_is() -> None:
@@ -274,7 +276,7 @@ def test_nothing_harmful_gets_past_admission(chunks: list[Chunk]) -> None:
     seen, admitted = Seen.nothing(5), list[int]()
     for given_chunk in chunks:
         chunk = admit(given_chunk, JOB, seen)
-        if not len(chunk.rows):
+        if chunk is None:
             continue
         seen.add(chunk)
         admitted += chunk.rows.tolist()

@@ -21,8 +21,9 @@ import rota
 from rota import rng
 from rota.data.federation import Federation
 from rota.engine import Batched, local, make
-from rota.engine import schedule as schedules
+from rota.engine import schedule as order
 from rota.engine.backends import Graphs
+from rota.engine.backends import schedule as schedules
 from rota.engine.group import Group
 from rota.experiment import Experiment
 from rota.models import MODELS
@@ -417,11 +418,11 @@ def test_the_schedule_is_that_of_the_cpu(
     monkeypatch.setattr(schedules, "WORDS", words)
     task = Task(linear, federation([9, 23, 1, 16, 40]), **work)
     sizes = task.data.train.sizes
-    steps = schedules.local_steps(task, sizes, least)
+    steps = order.local_steps(task, sizes, least)
     rows = np.argsort(-steps, kind="stable")
     rows = rows[steps[rows] > 0]
     group = Group(
-        width=int(schedules.widths(task, sizes).max()),
+        width=int(order.widths(task, sizes).max()),
         key=rng.key(5, "train", 3),
         start=Weights(torch.zeros(1, 0), torch.zeros(1, 0)),
         row=rows,
@@ -429,10 +430,10 @@ def test_the_schedule_is_that_of_the_cpu(
         task=np.zeros(len(rows), np.int64),
         first=task.data.train.offsets[rows],
         examples=sizes[rows],
-        batch=schedules.batch_sizes(task, sizes)[rows],
-        per_epoch=schedules.batches_per_epoch(task, sizes, least)[rows],
+        batch=order.batch_sizes(task, sizes)[rows],
+        per_epoch=order.batches_per_epoch(task, sizes, least)[rows],
         steps=steps[rows],
-        processed=schedules.examples_of(task, sizes, least)[rows],
+        processed=order.examples_of(task, sizes, least)[rows],
         rate=np.ones(len(rows)),
         line=np.zeros(len(rows), np.int64),
         anchor=None,

@@ -62,10 +62,10 @@ class Admission:
         return {"norms": recent, "count": count}
 
 
-def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
-    """The rows of a chunk that were asked for and have not replied; `most` bounds their norms.
+def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk | None:
+    """The rows of a chunk that were asked for and have not replied; None if there are none.
 
-    Rows that cannot be used become failed rows. The chunk that is returned may be empty.
+    Rows that cannot be used become failed rows. `most` bounds the norms.
     """
     wanted = _asked_for(chunk, job, seen)
     if not wanted.all():
@@ -73,7 +73,7 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk:
             "round %d: dropped %d rows of a reply that were not asked for", job.now, (~wanted).sum()
         )
     if not wanted.any():
-        return replace(_empty(chunk), rows=np.empty(0, np.int64))
+        return None
     part = job.plan.held(int(chunk.rows[wanted][0]))
     weights = job.models[chunk.model].weights
     sent = weights if part is None else part.of(weights)
@@ -122,24 +122,6 @@ def _all_asked_for(chunk: Chunk, job: Job, seen: Seen, rows: Array) -> bool:
     if (job.plan.model[rows] != chunk.model).any():
         return False
     return all(seen.reason[row] == NO_REPLY for row in listed)
-
-
-def _empty(chunk: Chunk) -> Chunk:
-    """A chunk without rows."""
-    nothing = np.empty(0)
-    costs = Costs(nothing, nothing, nothing, nothing)
-    tensor = torch.empty(0, 0)
-    return replace(
-        chunk,
-        update=tensor,
-        buffers=tensor,
-        loss=nothing,
-        steps=nothing,
-        examples=nothing,
-        costs=costs,
-        reason=[],
-        measured=None,
-    )
 
 
 def _well_formed(chunk: Chunk, model: Weights) -> Chunk:

@@ -124,7 +124,7 @@ def collect(
     for reply in engine.train(job):
         most = admission.limit(states["admission"], reply.model)
         chunk = admit(reply, job, seen, most)
-        if not len(chunk.rows):
+        if chunk is None:
             continue
         seen.add(chunk, estimator.add(sums, plan, chunk))
         norms = chunk.norm[chunk.ok]

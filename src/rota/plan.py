@@ -254,31 +254,29 @@ def checked(plan: Plan, shares: Array) -> Plan:
     """Return the plan if it is valid; a user's own sampler may draw anything."""
     if not isinstance(plan, Plan):
         raise BadInput(f"the sampler's draw returned a {type(plan).__name__}: return a rota.Plan")
+    columns = {}
     for name in ("client", "model", "probability", "weight"):
-        column = getattr(plan, name)
+        column = columns[name] = getattr(plan, name)
         known = isinstance(column, np.ndarray) and column.ndim == 1
         if not known or column.shape != np.shape(plan.client):
             raise BadInput(
                 f"the sampler's plan has no one-dimensional array '{name}' of the same length as "
                 "'client': give four arrays of one length"
             )
+    # everything else computes with numbers of 64 bits
     for name, number in (("client", shares.shape[1]), ("model", shares.shape[0])):
-        column = getattr(plan, name)
+        column = columns[name]
         if column.dtype.kind not in "iu" or ((column < 0) | (column >= number)).any():
             raise BadInput(
                 f"the sampler's plan has a wrong '{name}': give whole numbers from 0 to "
                 f"{number - 1}"
             )
+        columns[name] = column.astype(np.int64, copy=False)
     for name in ("probability", "weight"):
-        if getattr(plan, name).dtype.kind not in "iuf":
+        if columns[name].dtype.kind not in "iuf":
             raise BadInput(f"the sampler's plan has a wrong '{name}': give an array of floats")
-    # the numbers that everything else computes with: 8 bits, or 128, would not do
-    columns = {
-        name: getattr(plan, name).astype(np.int64, copy=False) for name in ("client", "model")
-    }
-    for name in ("probability", "weight"):
         with np.errstate(over="ignore"):
-            columns[name] = getattr(plan, name).astype(np.float64, copy=False)
+            columns[name] = columns[name].astype(np.float64, copy=False)
     plan = replace(plan, **columns)
     owns = shares[plan.model, plan.client] > 0
     if not owns.all():

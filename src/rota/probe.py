@@ -94,14 +94,14 @@ class Setting:
 
     def question(self, rows: Plan, what: str, recalled: Tensors) -> Job:
         """What clients do to answer a question."""
-        rows, controls = self._divided(rows), self._controls
+        rows, both = self._divided(rows), (1, self._controls)
         if what == "loss":
             return self._job(rows, duty(self.models, rows, 1 / 3, (1, 0), (0, 0), numbers=1))
         if what == "norm":
             numbers = self.estimator.numbers if speaks(self.estimator, Recalling) else 1
-            work = duty(self.models, rows, 1, (1, controls), (0, 0), numbers)
+            work = duty(self.models, rows, 1, both, (0, 0), numbers)
             return self._job(rows, work, self._local(recalled, rows))
-        work = duty(self.models, rows, 1, (1, controls), (1, controls), channel=self.channel)
+        work = duty(self.models, rows, 1, both, both, channel=self.channel)
         return self._job(rows, work, self._local(recalled, rows), self.channel)
 
     def _divided(self, plan: Plan) -> Plan:
@@ -171,7 +171,7 @@ def probe(
         watched = watcher.watch(memory, job) if watcher else None
         for reply in setting.engine.train(job):
             chunk = admit(reply, job, answers)
-            if not len(chunk.rows):
+            if chunk is None:
                 continue
             norm = None
             if speaks(estimator, Recalling):

@@ -1,9 +1,8 @@
 """Partitions: which client owns which training example.
 
 A partition is a function (examples, generator) -> (owner of each example or -1, number of clients).
-The functions here return one. They read the examples' labels or natural groups, and draw from the
-generator alone. Every client gets at least one example, unless `high_low` is asked for clients
-without data.
+The functions here return one, which draws from the generator alone. Every client gets at least one
+example, unless `high_low` is asked for clients without data.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ def iid(clients: int = 100) -> Partition:
 def shards(clients: int = 100, per_client: int = 2) -> Partition:
     """Sort by label, cut into clients * per_client shards, and deal per_client of them to each.
 
-    McMahan et al. 2017; S0 cuts MNIST into 200 shards of 300. So a client sees few labels:
-    per_client of them if the classes are multiples of a shard. If the shards do not divide the
-    examples, their sizes differ by one example.
+    McMahan et al. 2017; S0 cuts MNIST into 200 shards of 300. So a client sees few labels. If the
+    shards do not divide the examples, their sizes differ by one.
     """
     _check("shards", clients=clients, per_client=per_client)
     total = clients * per_client
@@ -72,8 +70,7 @@ def dirichlet(clients: int = 100, alpha: float = 0.5, least: int = 1) -> Partiti
 
     The clients' shares of class c are q_c ~ Dir(alpha, ..., alpha), and its shuffled examples are
     cut at the cumulated shares (Hsu et al. 2019). Then clients with fewer than `least` examples are
-    filled up to it, one example at a time. Each is a random one of the client that is largest at
-    that moment.
+    filled up to it, each time with a random example of the client that is largest by then.
     """
     _check("dirichlet", clients=clients, least=least)
     if not 0 < alpha < np.inf:
@@ -86,8 +83,7 @@ def dirichlet(clients: int = 100, alpha: float = 0.5, least: int = 1) -> Partiti
         for label in range(labels.max() + 1):
             rows = generator.permutation(np.flatnonzero(labels == label))
             cuts = np.cumsum(generator.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)
-            # The random offset makes the expected counts exact. Without it, client 0 would always
-            # get the first example.
+            # a random offset makes the expected counts exact: else client 0 gets the first example
             places = np.arange(len(rows)) + generator.random()
             owner[rows] = np.searchsorted(cuts, places, side="right")
         return _fill(owner, clients, least, generator), clients
@@ -102,9 +98,8 @@ def three_way(balanced: float = 0.0, clients: int = 9) -> Partition:
     """Three partitions, each partly random and the rest from labels 0-3, 4-6 or 7-9 (S2, Table I).
 
     `balanced` is the random part of each: S2's N as a fraction. The random parts are disjoint. The
-    partitions are equal, and as large as the label pools permit: the smallest pool decides, and
-    examples beyond it are left out. A third of the clients shares each partition equally: of nine,
-    clients 0-2, 3-5 and 6-8.
+    partitions are equal, and as large as the smallest label pool permits; the other examples are
+    left out. A third of the clients shares each partition equally: of nine, 0-2, 3-5 and 6-8.
     """
     _check("three-way", clients=clients)
     _fraction("three-way", "balanced", balanced)
@@ -221,10 +216,10 @@ UNBALANCED = {1: (0.1, 2.5), 2: (0.2, 2.8), 3: (0.5, 2.1)}
 def unbalanced(version: int = 1, clients: int | None = None) -> Partition:
     """Most clients cut to 2 or 3 examples: S1's FEMNIST v1, v2 and v3.
 
-    There, 10/20/50 % of the clients hold 82/90/98 % of the data. A random .1, .2 or .5 of the
-    natural clients (or of `clients` iid ones, if given) keep all examples. Each other client keeps
-    2 or 3 random ones, 2.5, 2.8 or 2.1 on average, and the rest is left out. This gives S1's
-    percentages if clients hold about 101 examples, as the writers of FEMNIST digits do.
+    A random .1, .2 or .5 of the natural clients (or of `clients` iid ones, if given) keep all
+    examples. Each other client keeps 2 or 3 random ones, 2.5, 2.8 or 2.1 on average. If clients
+    hold about 101 examples, as the writers of FEMNIST digits do, these 10/20/50 % then hold S1's
+    82/90/98 % of the data.
     """
     if version not in UNBALANCED:
         raise BadInput(f"unbalanced: version is {version}, but it must be 1, 2 or 3")
@@ -275,8 +270,7 @@ def rank(owner: Array, clients: int, generator: np.random.Generator) -> Array:
 def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator) -> Array:
     """Fill every client up to `least` examples; each is taken from the client largest by then.
 
-    This levels the large clients down to the highest level that frees enough examples; the level is
-    found by bisection.
+    So large clients are levelled down to the highest level that frees enough; bisection finds it.
     """
     sizes = np.bincount(owner, minlength=clients)
     wanted = np.maximum(least - sizes, 0)

@@ -1,9 +1,8 @@
 """Checkpoints: a State as safetensors and JSON.
 
 checkpoint/00000042/ holds the state after round 42: arrays in state.safetensors; plain numbers, the
-run's configuration and a digest of everything in state.json. Both are written aside and renamed, so
-a half-written checkpoint never counts. The last two are kept: if the digest of one shows that it
-was damaged, the one before is used.
+run's configuration and a digest of everything in state.json. The folder is written aside and
+renamed. The last two are kept: if the newest one is damaged, the one before is used.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from rota.weights import Weights
 
 KEPT = 2
 TENSORS, NUMBERS = "state.safetensors", "state.json"
+PLAIN = ("round", "seconds", "bytes_up", "bytes_down")
 
 
 def save(folder: Path, state: State, wall_seconds: float, config: dict[str, Any]) -> None:
@@ -42,15 +42,9 @@ def save(folder: Path, state: State, wall_seconds: float, config: dict[str, Any]
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         save_file(_tensors(state), aside / TENSORS)
-        numbers = {
-            "round": state.round,
-            "seconds": state.seconds,
-            "bytes_up": state.bytes_up,
-            "bytes_down": state.bytes_down,
-            "tasks": [model.task for model in state.models],
-            "arrays": _arrays(state),
-            "config": config,
-        }
+        numbers = {key: getattr(state, key) for key in PLAIN}
+        tasks = [model.task for model in state.models]
+        numbers |= {"tasks": tasks, "arrays": _arrays(state), "config": config}
         more = {"digest": _digest(aside, numbers), "wall_seconds": wall_seconds}
         (aside / NUMBERS).write_text(json.dumps(numbers | more) + "\n")
         for path in (aside / TENSORS, aside / NUMBERS, aside):
@@ -164,20 +158,16 @@ def _state(tensors: dict[str, Tensor], numbers: dict[str, Any], like: State, pat
     arrays, policies = set(numbers["arrays"]), {}
     for kind, begun in like.policies.items():
         mine = under(kind)
-        plain = {n: v.numpy().copy() for n, v in mine.items() if f"{kind}.{n}" in arrays}
+        found: dict[str, Any] = {
+            n: v.numpy().copy() for n, v in mine.items() if f"{kind}.{n}" in arrays
+        }
         known = {n: v for n, v in begun.items() if isinstance(v, Tensor)}
-        rest = {n: v for n, v in mine.items() if n not in plain}
-        placed = _placed(rest, known, device)
-        policies[kind] = {name: {**plain, **placed}[name] for name in mine}
-    return State(
-        round=numbers["round"],
-        models=models,
-        shares=tensors["shares"].numpy().copy(),
-        policies=policies,
-        seconds=numbers["seconds"],
-        bytes_up=numbers["bytes_up"],
-        bytes_down=numbers["bytes_down"],
-    )
+        rest = {n: v for n, v in mine.items() if n not in found}
+        found |= _placed(rest, known, device)
+        policies[kind] = {name: found[name] for name in mine}
+    shares = tensors["shares"].numpy().copy()
+    plain = {key: numbers[key] for key in PLAIN}
+    return State(models=models, shares=shares, policies=policies, **plain)
 
 
 def _sizes(weights: Weights) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,10 @@ class Gone(RuntimeError):
 
 
 class Folder:
-    """A run folder. `with Folder.create(...)` and `with Folder.reopen(...)` are the two ways to
-    one.
-
-    Both keep other processes out.
-    """
+    """A run's folder; `create` and `reopen` are contexts that keep other processes out of it."""
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
-        self.path, self.config = path, config
+        self.path, self.config, self.rounds = path, config, path / "rounds.jsonl"
 
     @classmethod
     @contextmanager
@@ -60,10 +57,7 @@ class Folder:
     @classmethod
     @contextmanager
     def reopen(cls, path: Path, config: dict[str, Any]) -> Iterator[Folder]:
-        """The folder of an earlier run, to resume it with the same configuration.
-
-        Only the keys in CHANGEABLE may differ.
-        """
+        """The folder of an earlier run, to resume it; only the keys in CHANGEABLE may differ."""
         if not (path / "config.toml").exists():
             raise BadInput(
                 f"there is no run to resume in {path}: leave --resume out to start one there"
@@ -78,21 +72,17 @@ class Folder:
         A checkpoint has the configuration that it was made with, so an edited config.toml and
         another run's checkpoint are refused.
         """
-
-        def check(made_with: dict[str, Any]) -> None:
-            _refuse_other(self.path, made_with, self.config)
-
+        check = partial(_refuse_other, self.path, now=self.config)
         found = checkpoint.load(self.path / "checkpoint", like, check)
         state, wall = found or (like, 0.0)
         lines = self._lines()
         if len(lines) < state.round:
             raise BadInput(
-                f"{self.path / 'rounds.jsonl'} has {len(lines)} lines, but the checkpoint is of "
-                f"round {state.round}: put the missing lines back, or start with another --out"
+                f"{self.rounds} has {len(lines)} lines, but the checkpoint is of round "
+                f"{state.round}: put the missing lines back, or start with another --out"
             )
-        if (self.path / "rounds.jsonl").exists():
-            kept = sum(len(line) + 1 for line in lines[: state.round])
-            os.truncate(self.path / "rounds.jsonl", kept)
+        if self.rounds.exists():
+            os.truncate(self.rounds, sum(len(line) + 1 for line in lines[: state.round]))
         return state, wall
 
     def begin(self, ended: bool) -> None:
@@ -115,35 +105,28 @@ class Folder:
                     raise ValueError(f"it is not the record of round {number}")
             except (ValueError, RecursionError) as error:
                 raise BadInput(
-                    f"line {number} of {self.path / 'rounds.jsonl'} is damaged ({error}): fix "
-                    "it, or start again with another --out"
+                    f"line {number} of {self.rounds} is damaged ({error}): fix it, or start again "
+                    "with another --out"
                 ) from error
         return out
 
     def _lines(self) -> list[bytes]:
         """The complete lines of rounds.jsonl: a crash may have left half a line at the end."""
-        path = self.path / "rounds.jsonl"
-        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return self.rounds.read_bytes().split(b"\n")[:-1] if self.rounds.exists() else []
 
     def append(self, record: Record) -> None:
-        """Add a round's line, without buffers.
-
-        What an interrupted write leaves in a buffer would be written later, among other lines.
-        """
+        """Add a round's line, unbuffered: an interrupted write must not leave a part for later."""
         self._here()
         line = json.dumps(finite(record)).encode() + b"\n"
-        with (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
+        with self.rounds.open("ab", buffering=0) as file:
             while line:
                 line = line[file.write(line) :]
 
     def save(self, state: State, wall_seconds: float) -> None:
-        """Write a checkpoint.
-
-        The lines up to it reach the disk first, so that a checkpoint is never ahead of them.
-        """
+        """Write a checkpoint, after the lines up to it have reached the disk."""
         self._here()
-        if (self.path / "rounds.jsonl").exists():
-            sync(self.path / "rounds.jsonl")
+        if self.rounds.exists():
+            sync(self.rounds)
         checkpoint.save(self.path / "checkpoint", state, wall_seconds, self.config)
         sync(self.path)
 
@@ -160,18 +143,15 @@ class Folder:
         write(self.path / "summary.json", json.dumps(finite(summary), indent=2) + "\n")
 
     def write_data(self, experiment: Experiment) -> None:
-        """data.json: which client holds how much of what, for the report.
-
-        A resumed run must use the same data that it started with.
-        """
+        """data.json: who holds how much of what. A resumed run must use the same data."""
         path, names = self.path / "data.json", experiment.names
         found = {n: describe(task.data) for n, task in zip(names, experiment.tasks, strict=True)}
         if not path.exists():
             write(path, json.dumps(found) + "\n")
             return
         before = read_json(path, "fix it, or start again with another --out")
-        for name in found:
-            if before.get(name) != found[name]:
+        for name, data in found.items():
+            if before.get(name) != data:
                 raise BadInput(
                     f"the data of '{name}' are not the data that the run in {self.path} started "
                     "with: use the same data, or another --out"
@@ -206,14 +186,10 @@ def _plain(config: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(config, default=str)))
 
 
-def _refuse_other(folder: Path, made_with: dict[str, Any], config: dict[str, Any]) -> None:
+def _refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to resume with another configuration, and say what differs."""
-    before, now = (
-        {key: value for key, value in _plain(each).items() if key not in CHANGEABLE}
-        for each in (made_with, config)
-    )
-    differs = differences(before, now)
-    if differs:
+    fixed = [{k: v for k, v in _plain(c).items() if k not in CHANGEABLE} for c in (before, now)]
+    if differs := differences(*fixed):
         raise BadInput(
             f"the run in {folder} was made with another configuration ({differs}): resume it "
             f"with the one it was made with (only {', '.join(CHANGEABLE)} may change)"
@@ -258,9 +234,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Which keys of two configurations differ, in words; empty if none does."""
     before, after = flat(old), flat(new)
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    words = []
-    for key in keys:
-        words.append(f"{key} was {_word(before.get(key))} and is now {_word(after.get(key))}")
+    words = [f"{k} was {_word(before.get(k))} and is now {_word(after.get(k))}" for k in keys]
     return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 

@@ -9,12 +9,11 @@ import numpy as np
 from rota.arrays import Array
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw, variance
-from rota.sampling.avare import Avare
+from rota.sampling.bandits import Avare, Mabs, Vrb
 from rota.sampling.choice import CpowD, PowD, RpowD
 from rota.sampling.clustered import ClusteredSimilarity, ClusteredSize
 from rota.sampling.divfl import DivFl
-from rota.sampling.kvib import KVib, KVibFull, Vrb
-from rota.sampling.mabs import Mabs
+from rota.sampling.kvib import KVib, KVibFull
 from rota.sampling.mmfl import Gvr, KVibPairs, Lvr, Vre
 from rota.sampling.mmfl_baselines import FedFair, Random, RoundRobin, RoundRobinServer
 from rota.sampling.ocs import Aocs, Ocs, Optimal

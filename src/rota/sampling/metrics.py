@@ -105,9 +105,11 @@ def look(
     sums = [torch.zeros_like(model.params, dtype=torch.float64) for model in models]
     kept: list[dict[int, Tensor]] = [{} for _ in models]
     job, seen = whole(models, plan, now), Seen.nothing(len(plan))
-    for chunk in engine.train(job):
+    for reply in engine.train(job):
+        if (chunk := admit(reply, job, seen)) is None:
+            continue
         with np.errstate(over="ignore"):
-            ok = admit(chunk, job, seen).ok & np.isfinite(chunk.norm**2)
+            ok = chunk.ok & np.isfinite(chunk.norm**2)
         client = plan.client[chunk.rows[ok]]
         update = chunk.update[torch.from_numpy(ok).to(chunk.update.device)]
         weighted = update * torch.from_numpy(shares[chunk.model, client]).to(update)[:, None]

@@ -12,12 +12,13 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 from rota.sampling import draw
+from rota.sampling.bandits import Bandit
 from rota.sampling.feedback import feedback, first_scale, times
 from rota.sampling.waterfill import fill
 
 
 @dataclass(frozen=True)
-class Osmd:
+class Osmd(Bandit):
     """OSMD: mirror descent on norms of drawn clients, with replacement (Zhao et al. 2022).
 
     With a_i = pi_i^2 and K = budget, each draw of client i makes the step
@@ -32,15 +33,8 @@ class Osmd:
     and a is the largest a_i of the first cohort that succeeds.
     """
 
-    budget: float = 10
     alpha: float = 0.4
     rate: float = 8.0
-
-    procedure: ClassVar[draw.Procedure] = "multinomial"
-    unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "norms of the drawn clients"
-    sees: ClassVar[frozenset[str]] = frozenset({"norm"})
-    costs: ClassVar[str] = "one number per client on the server"
 
     def experts(self, clients: int, rounds: int) -> int:
         """The number of distributions that are followed at once.
@@ -76,9 +70,6 @@ class Osmd:
         if self.procedure == "independent":
             return fill(q, self.budget, shares)
         return self.budget * draw.restrict(q, shares)
-
-    def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
-        return draw.by(self.procedure, self.rates(state, shares), shares, generator)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)

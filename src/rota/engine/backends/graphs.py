@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.engine.backends.schedule import Schedule, nearly, schedule
 from rota.engine.examples import Examples
 from rota.engine.group import Group, Result, Workers
 from rota.engine.rules import on_gpu
-from rota.engine.schedule import Schedule, nearly, schedule
 from rota.engine.stack import Stack, active, begin
 from rota.engine.steps import Steps
 

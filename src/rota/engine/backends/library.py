@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from rota.engine.backends.schedule import row_keys
 from rota.engine.group import Group, Result, Workers
 from rota.engine.native import ROW, Native
-from rota.engine.schedule import row_keys
 
 RESULTS = 256 << 20
 """Bytes of results that a group may have."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from rota.engine.backends.schedule import schedule
 from rota.engine.group import Group, Result, Workers
-from rota.engine.schedule import schedule
 from rota.engine.stack import Stack, active, begin
 from rota.engine.steps import Steps
 
