@@ -38,7 +38,7 @@ from rota_lab.reproduce.parts import TimeUp, read
 femnist = importlib.import_module(
     "rota_lab.reproduce.kvib_femnist"
 )  # the package has a function of that name
-Part = femnist.Part
+Piece = femnist.Piece
 
 
 # --- the parts
@@ -128,7 +128,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Federation:
 def test_every_sampler_runs_for_several_seeds_at_once(method: str, small: Federation) -> None:
     track = femnist.Track(small, (1, 2), "cpu", "fp32")
     assert track.budget == 2
-    runs = track.run(Part(1, method, (1, 2), rounds=6, every=2))
+    runs = track.run(Piece(1, method, (1, 2), rounds=6, every=2))
     assert [each["seed"] for each in runs] == [1, 2]
     for each in runs:
         assert len(each["loss"]) == len(each["accuracy"]) == len(each["bytes"]) == 3
@@ -136,13 +136,13 @@ def test_every_sampler_runs_for_several_seeds_at_once(method: str, small: Federa
         assert each["loss"][-1] < 2
         assert 0 < each["clients"] < 6
     assert runs[0]["loss"] != runs[1]["loss"]
-    assert track.run(Part(1, method, (1, 2), rounds=6, every=2)) == runs
+    assert track.run(Piece(1, method, (1, 2), rounds=6, every=2)) == runs
 
 
 @pytest.mark.parametrize("method", ["kvib", "optimal", "pow-d"])
 def test_a_single_seed_is_a_run_of_rota(method: str, small: Federation) -> None:
     track = femnist.Track(small, (3,), "cpu", "fp32")
-    (got,) = track.run(Part(1, method, (3,), rounds=6, every=2))
+    (got,) = track.run(Piece(1, method, (3,), rounds=6, every=2))
     sampler, _ = femnist.METHODS[method](2)
     task = rota.Task(linear, small, lr=0.01, batch=20, epochs=3)
     other = rota.run([task], sampler, rounds=6, seed=3, evaluate=2, device="cpu").rounds
@@ -157,7 +157,7 @@ def test_a_run_that_diverges_is_a_result(
     seeds: tuple[int, ...], small: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(femnist, "LR", 1e38)
-    one = Part(1, "fedavg", seeds, rounds=6, every=2)
+    one = Piece(1, "fedavg", seeds, rounds=6, every=2)
     track = femnist.Track(small, seeds, "cpu", "fp32")
     runs = track.run(one)
     for each in runs:
@@ -171,7 +171,7 @@ def test_a_run_that_diverges_is_a_result(
 
 def test_one_of_two_seeds_diverges(small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     track = femnist.Track(small, (1, 2), "cpu", "fp32")
-    whole = track.run(Part(1, "uniform", (1, 2), rounds=6, every=2))
+    whole = track.run(Piece(1, "uniform", (1, 2), rounds=6, every=2))
     train = track.engine.train
 
     def broken(job: Any) -> Any:
@@ -181,7 +181,7 @@ def test_one_of_two_seeds_diverges(small: Federation, monkeypatch: pytest.Monkey
             yield dataclasses.replace(chunk, measured=None)
 
     monkeypatch.setattr(track.engine, "train", broken)
-    first, second = track.run(Part(1, "uniform", (1, 2), rounds=6, every=2))
+    first, second = track.run(Piece(1, "uniform", (1, 2), rounds=6, every=2))
     assert all(first[name] == whole[0][name] for name in ("loss", "accuracy", "clients"))
     assert second["loss"] == [whole[1]["loss"][0], None, None]
 
@@ -211,7 +211,7 @@ def test_the_writers_have_the_sources_unbalance(version: int, large: int, share:
     assert sizes[:large].min() > 3
     assert sizes[:large].sum() / sizes.sum() == pytest.approx(share, abs=0.015)
     assert len(made.test.y) == 10_000
-    part = Part(version, "optimal", (0,))
+    part = Piece(version, "optimal", (0,))
     assert femnist.images(part) == pytest.approx(3 * (sizes.sum() + 27 * femnist.IMAGES), rel=0.05)
 
 
@@ -234,7 +234,7 @@ def part(
         run = {"seed": seed, "accuracy": accuracies, "loss": [loss] * 20, "bytes": traffic}
         runs.append(run | {"clients": 27.0})
     split = {"clients": 539, "images": 7172, "large": 54, "share": 0.828}
-    made = Part(version, method, seeds, 200, 10)
+    made = Piece(version, method, seeds, 200, 10)
     how = {"machine": "here", "precision": "fp32", "seconds": 1.0, "budget": 27}
     return {
         "part": made.name,
@@ -419,7 +419,7 @@ def test_no_time_is_no_work(tmp_path: Path) -> None:
 
 def test_time_that_is_up_during_a_part(small: Federation) -> None:
     with pytest.raises(TimeUp):
-        femnist.Track(small, (0,), "cpu", "fp32").run(Part(1, "kvib", (0,)), deadline=0.0)
+        femnist.Track(small, (0,), "cpu", "fp32").run(Piece(1, "kvib", (0,)), deadline=0.0)
 
 
 def test_quick(small: Federation, tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ made = data.from_clients(pairs, pairs[-1])
 femnist.federation, femnist.models.kvib_cnn = lambda *_: made, models.logistic
 words = '--device cpu --only v1-uniform-seed0 --minutes 5 --out'.split()
 sys.argv = ['reproduce', 'kvib-femnist', *words, {str(tmp_path)!r}]
-femnist.parts = lambda quick=False: [femnist.Part(1, 'uniform', (0,), 4, 2)]
+femnist.parts = lambda quick=False: [femnist.Piece(1, 'uniform', (0,), 4, 2)]
 main.main()
 """
     done = subprocess.run(

@@ -92,7 +92,7 @@ def test_trained_once_is_trained_as_drawn() -> None:
 
 def test_a_run_is_that_of_rota_run() -> None:
     task = Task(linear, federation([5, 12, 20, 31, 8, 40]), lr=0.05)
-    got = theory.run(theory.Part("kvib", 2, 1, 20, 0.01), task, 3)
+    got = theory.run(theory.Piece("kvib", 2, 1, 20, 0.01), task, 3)
     asked = ["cost", "regret", "variance"]
     other = rota.run(
         [task],
@@ -107,7 +107,7 @@ def test_a_run_is_that_of_rota_run() -> None:
     assert got["loss"] == pytest.approx(other.summary["loss"], rel=1e-4)
     assert got["late"] == pytest.approx(sum(other.rounds["variance"][10:]), rel=1e-4)
     assert "curves" not in got
-    curves = theory.run(theory.Part("kvib", 10, 1, 20), Task(linear, federation([5] * 20)), 0)[
+    curves = theory.run(theory.Piece("kvib", 10, 1, 20), Task(linear, federation([5] * 20)), 0)[
         "curves"
     ]
     assert [len(curves[name]) for name in ("regret", "variance", "loss")] == [2, 2, 2]
@@ -142,7 +142,7 @@ def part(
                 **curves,
             }
         )
-    made = theory.Part(sampler, budget, 3, 20, bound)
+    made = theory.Piece(sampler, budget, 3, 20, bound)
     return {"part": made.name, **asdict(made), "runs": runs, "machine": "here", "seconds": 1.0}
 
 

@@ -81,7 +81,7 @@ def test_the_estimate_has_a_line_for_a_setting_and_method_with_what_is_left(tmp_
 def test_runs_in_which_all_train_take_longer() -> None:
     for name, method in table1.METHODS.items():
         sampler, _ = method((1,))
-        longer = table1.seconds(table1.Part("3", name, 0), method, "cpu") > 300
+        longer = table1.seconds(table1.Piece("3", name, 0), method, "cpu") > 300
         all_train = ("every client trains", "every client trains every model")
         assert longer == (sampler.costs in all_train), name
 

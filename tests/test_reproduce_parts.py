@@ -15,7 +15,7 @@ from rota_lab.reproduce.parts import Found, append, left, read, results, run_par
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     name: str
 
 
@@ -105,8 +105,8 @@ def test_parts_of_another_reproduction_are_read_and_not_written(tmp_path: Path) 
     append(other, {"part": "a", "of": "other"})
     append(other, {"part": "b", "of": "other"})
     append(own, {"part": "b", "of": "own"})
-    parts = [Part(name) for name in "abc"]
-    assert left([own, other], parts) == [Part("c")]
+    parts = [Piece(name) for name in "abc"]
+    assert left([own, other], parts) == [Piece("c")]
     runner = start([own, other], ["b", "a", "c"], None, "cpu", "fp32", lambda _: None)
     assert {name: part["of"] for name, part in runner.found.items()} == {"b": "own", "a": "other"}
     assert list(runner.found) == ["b", "a"], "in the order of the names"
@@ -121,7 +121,7 @@ def test_without_a_folder_nothing_is_kept() -> None:
     assert results(None, "own", "other") == []
     runner = start([], ["a"], None, "cpu", "fp32", lambda _: None)
     run_parts(
-        runner, [Part("a")], lambda _: None, lambda _: None, lambda _, part: ({"of": "work"}, "")
+        runner, [Piece("a")], lambda _: None, lambda _: None, lambda _, part: ({"of": "work"}, "")
     )
     assert runner.found["a"]["of"] == "work"
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rota import files
 from rota.errors import BadInput
 from rota.report.groups import group
 from rota.report.history import History, find, not_a_run, read
@@ -42,11 +43,9 @@ def write(folders: list[Path], target: Path) -> Path:
     if not found:
         raise BadInput("there is nothing to report on: name at least one run folder")
     html = _page([read(path) for path in found])
-    aside = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(html, encoding="utf-8")
-        os.replace(aside, target)
+        files.write(target, html)
     except OSError as error:
         raise BadInput(
             f"cannot write the report to {target} ({error.strerror}): choose another place"

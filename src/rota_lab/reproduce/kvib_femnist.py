@@ -92,7 +92,7 @@ FIRST = ("uniform", "kvib", "vrb", "mabs", "avare")
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """A degree of imbalance (S1's v1, v2, v3), a sampler, and seeds."""
 
     version: int
@@ -120,7 +120,7 @@ class Part:
         return {self.name, version, self.method, self.when} | pairs
 
 
-def parts(quick: bool = False) -> list[Part]:
+def parts(quick: bool = False) -> list[Piece]:
     """All parts, in the order in which they run.
 
     The first seed comes before the others; for the same seeds, the samplers that S1 compares come
@@ -130,12 +130,12 @@ def parts(quick: bool = False) -> list[Part]:
     if quick:
         for seed in range(2):
             for method in QUICK_METHODS:
-                out.append(Part(1, method, (seed,), QUICK_ROUNDS, QUICK_EVERY))
+                out.append(Piece(1, method, (seed,), QUICK_ROUNDS, QUICK_EVERY))
         return out
     others = tuple(method for method in METHODS if method not in FIRST)
     for seeds, methods in product(SEEDS, (FIRST, others)):
         for version, method in product(UNBALANCED, methods):
-            out.append(Part(version, method, seeds))
+            out.append(Piece(version, method, seeds))
     return out
 
 
@@ -146,7 +146,7 @@ SECONDS = {"cuda": (6e-7, 9e-3, 0.006), "cpu": (2.5e-4, 0.0, 4.5)}
 shortest round, and of a test."""
 
 
-def images(part: Part) -> float:
+def images(part: Piece) -> float:
     """Roughly the largest number of images that one run of a part trains on in a round."""
     whole, small = UNBALANCED[part.version]
     everybody = WRITERS * (whole * IMAGES + (1 - whole) * small)
@@ -156,7 +156,7 @@ def images(part: Part) -> float:
     return EPOCHS * (asked + drawn)
 
 
-def seconds(part: Part, device: str) -> float:
+def seconds(part: Piece, device: str) -> float:
     """The rough time of a part. The shortest round takes as long for several seeds as for one."""
     image, least, test = SECONDS[device]
     runs, tests = len(part.seeds), part.rounds / part.every
@@ -203,7 +203,7 @@ def kvib_femnist(
         data = federation(version, QUICK_TESTS if quick else None)
         return Track(data, seeds, runner.device, precision)
 
-    def run(track: Track, part: Part) -> tuple[Found, str]:
+    def run(track: Track, part: Piece) -> tuple[Found, str]:
         runs = track.run(part, runner.deadline, news(part, say))
         accuracy = np.mean([numbers["accuracy"][-1] for numbers in runs])
         return outcome(part, track, runs), f"accuracy {accuracy:.2%}"
@@ -238,7 +238,7 @@ class Track:
 
     def run(
         self,
-        part: Part,
+        part: Piece,
         deadline: float = math.inf,
         watch: Callable[[int, float], None] = lambda *_: None,
     ) -> list[dict[str, Any]]:
@@ -288,7 +288,7 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def news(part: Part, say: Callable[[str], None]) -> Callable[[int, float], None]:
+def news(part: Piece, say: Callable[[str], None]) -> Callable[[int, float], None]:
     """A function that reports progress now and then."""
     last = time.monotonic()
 
@@ -301,7 +301,7 @@ def news(part: Part, say: Callable[[str], None]) -> Callable[[int, float], None]
     return watch
 
 
-def outcome(part: Part, track: Track, runs: list[dict[str, Any]]) -> Found:
+def outcome(part: Piece, track: Track, runs: list[dict[str, Any]]) -> Found:
     """A finished part in numbers."""
     sizes = np.sort(track.tasks[0].roster.sizes)[::-1]
     large = round(UNBALANCED[part.version][0] * len(sizes))

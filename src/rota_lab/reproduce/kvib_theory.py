@@ -45,7 +45,7 @@ SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """A sampler at a budget; `bound` is K-Vib's G if it is given by hand."""
 
     sampler: str
@@ -65,19 +65,19 @@ class Part:
         return {self.name, self.sampler, f"K{self.budget}"} | ({"G"} if self.bound else set())
 
 
-def parts(quick: bool = False) -> list[Part]:
+def parts(quick: bool = False) -> list[Piece]:
     """All parts, in the order in which they run."""
     seeds, rounds = (QUICK_SEEDS, QUICK_ROUNDS) if quick else (SEEDS, ROUNDS)
     out = []
     for sampler in ("kvib", "kvib-full", "optimal", *CLAIMED):
-        out.append(Part(sampler, BUDGET, seeds, rounds))
+        out.append(Piece(sampler, BUDGET, seeds, rounds))
     for bound in QUICK_BOUNDS if quick else BOUNDS:
-        out.append(Part("kvib", BUDGET, seeds, rounds, bound))
+        out.append(Piece("kvib", BUDGET, seeds, rounds, bound))
     for sampler in MORE:
-        out.append(Part(sampler, BUDGET, seeds, rounds))
+        out.append(Piece(sampler, BUDGET, seeds, rounds))
     for budget in QUICK_BUDGETS if quick else BUDGETS:
         for sampler in ("kvib", *CLAIMED, *MORE):
-            out.append(Part(sampler, budget, seeds, rounds))
+            out.append(Piece(sampler, budget, seeds, rounds))
     return out
 
 
@@ -109,7 +109,7 @@ def kvib_theory(
     def load(_: None) -> Task:
         return Task(models.logistic, data.synthetic_kvib(), lr=0.02, batch=64)
 
-    def measure(task: Task, part: Part) -> tuple[Found, str]:
+    def measure(task: Task, part: Piece) -> tuple[Found, str]:
         seeds = range(FIRST_SEED, FIRST_SEED + part.seeds)
         runs = [run(part, task, seed, runner.deadline) for seed in seeds]
         regret = float(np.mean([each["regret"] for each in runs]))
@@ -121,7 +121,7 @@ def kvib_theory(
     return report(found, len(everything), quick)
 
 
-def run(part: Part, task: Task, seed: int, deadline: float = math.inf) -> dict[str, Any]:
+def run(part: Piece, task: Task, seed: int, deadline: float = math.inf) -> dict[str, Any]:
     """One run in numbers: sums over its rounds, and curves if K = 10 and G is not given."""
     options: dict[str, Any] = {"budget": part.budget}
     if part.bound:

@@ -29,7 +29,7 @@ from rota_lab.reproduce.mmfl_table1 import (
     METHODS,
     SETTINGS,
     Method,
-    Part,
+    Piece,
     Settings,
     in_order,
     lines,
@@ -133,14 +133,14 @@ PUBLISHED = {name: replace(spec, model=published_cnn) for name, spec in SETTINGS
 TASKS: Settings = {"3": SETTINGS["3"], "published": PUBLISHED}
 
 
-def parts(quick: bool = False) -> list[Part]:
+def parts(quick: bool = False) -> list[Piece]:
     """All parts, in the order in which they run."""
     if quick:
-        return [Part("3", method, 0) for method in QUICK]
+        return [Piece("3", method, 0) for method in QUICK]
     return in_order(RUNS)
 
 
-def method_of(part: Part) -> Method:
+def method_of(part: Piece) -> Method:
     """How a part's sampler and estimator are made."""
     return RUNS[part.setting][part.method]
 

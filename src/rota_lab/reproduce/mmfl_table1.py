@@ -228,7 +228,7 @@ def without(federation: Federation, clients: Array) -> Federation:
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """A setting, a method and a seed."""
 
     setting: str
@@ -251,19 +251,19 @@ class Part:
         return {self.name, self.cell, self.setting, self.method, seed, f"{self.setting}-{seed}"}
 
 
-def parts(quick: bool = False) -> list[Part]:
+def parts(quick: bool = False) -> list[Piece]:
     """All parts, in the order in which they run."""
     if quick:
-        return [Part("3", method, 0) for method in QUICK_METHODS]
+        return [Piece("3", method, 0) for method in QUICK_METHODS]
     return in_order(dict.fromkeys(SETTINGS, METHODS))
 
 
-def in_order(settings: Mapping[str, Iterable[str]]) -> list[Part]:
+def in_order(settings: Mapping[str, Iterable[str]]) -> list[Piece]:
     """The parts of each setting's methods: all methods with one seed, then with the next."""
     out = []
     for setting, methods in settings.items():
         for seed, method in product(range(SEEDS), methods):
-            out.append(Part(setting, method, seed))
+            out.append(Piece(setting, method, seed))
     return out
 
 
@@ -275,14 +275,14 @@ SECONDS = {
 runs share, and on two cores; for five tasks on two cores it is a guess."""
 
 
-def seconds(part: Part, method: Method, device: str) -> float:
+def seconds(part: Piece, method: Method, device: str) -> float:
     """The rough time of a part."""
     sampler, _ = method((1,) * CLIENTS)
     all_train, others = SECONDS[device]["5" if part.setting == "5" else "3"]
     return all_train if isinstance(sampler, Full | Gvr) else others
 
 
-def lines(some: list[Part], method_of: Callable[[Part], Method]) -> list[str]:
+def lines(some: list[Piece], method_of: Callable[[Piece], Method]) -> list[str]:
     """How much work some parts are: a line per setting and method, and their sum."""
     if not some:
         return ["all runs are finished"]
@@ -301,7 +301,7 @@ def lines(some: list[Part], method_of: Callable[[Part], Method]) -> list[str]:
     return [*out, "", f"{len(some)} runs of {ROUNDS} rounds are not finished yet: {cost}"]
 
 
-def method_of(part: Part) -> Method:
+def method_of(part: Piece) -> Method:
     """How a part's sampler and estimator are made."""
     return METHODS[part.method]
 
@@ -334,10 +334,10 @@ def mmfl_table1(
 
 def played(
     runner: Runner,
-    everything: list[Part],
+    everything: list[Piece],
     only: str | None,
     settings: Settings,
-    method_of: Callable[[Part], Method],
+    method_of: Callable[[Piece], Method],
     quick: bool,
 ) -> Cells:
     """Run the wanted parts, and return all finished ones by cell and seed."""
@@ -347,7 +347,7 @@ def played(
         runner.say(f"{setting}, seed {seed}: loading")
         return Track(settings[setting], seed, runner, quick)
 
-    def run(track: Track, part: Part) -> tuple[Found, str]:
+    def run(track: Track, part: Piece) -> tuple[Found, str]:
         sampler, estimator = method_of(part)(track.processors)
         numbers = track.run(sampler, estimator)
         return numbers, f"accuracy {numbers['accuracy']:.3f}"

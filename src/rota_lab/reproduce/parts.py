@@ -30,15 +30,15 @@ Found = dict[str, Any]
 """The numbers of a finished part."""
 
 
-class Part(Protocol):
-    """A part of a reproduction."""
+class Piece(Protocol):
+    """A part of a reproduction, which runs and is kept by itself."""
 
     @property
     def name(self) -> str:
         """The name under which the part is kept."""
 
 
-class Choice(Part, Protocol):
+class Choice(Piece, Protocol):
     """A part that `--only` can choose."""
 
     @property
@@ -46,7 +46,7 @@ class Choice(Part, Protocol):
         """What `--only` may call the part, alone or together with others."""
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=Piece)
 C = TypeVar("C", bound=Choice)
 Group = TypeVar("Group")
 Track = TypeVar("Track")
