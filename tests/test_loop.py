@@ -19,7 +19,7 @@ from rota.data.federation import Federation, Part
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, Sgd
 from rota.plan import Plan, Question, Seen, Task, whole
-from rota.running.describe import describe
+from rota.recipe.describe import describe
 from rota.running.summary import Stuck
 from rota.sampling import SAMPLERS, Full, Lvr, Uniform
 from rota.world.availability import Availability

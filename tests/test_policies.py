@@ -24,7 +24,7 @@ from rota.estimate import FedVarp
 from rota.experiment import Experiment, State
 from rota.plan import Chunk, Job, Plan, Seen, Task
 from rota.policies import EVERYTHING, KINDS, Kind, Opening
-from rota.running.describe import describe
+from rota.recipe.describe import describe
 from rota.running.run import Interrupted
 from rota.sampling import Full, Gvr, Uniform
 

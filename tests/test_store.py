@@ -42,10 +42,11 @@ from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yog
 from rota.experiment import Experiment, State
 from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task
 from rota.policies import KINDS
+from rota.recipe.describe import describe
+from rota.recipe.differences import differences, flat
 from rota.running import folder as folders
 from rota.running import run as running
-from rota.running.describe import describe
-from rota.running.folder import Folder, checkpoint, differences, flat, refuse_used
+from rota.running.folder import Folder, checkpoint, refuse_used
 from rota.running.record import Record
 from rota.running.run import Interrupted, Run, execute
 from rota.sampling import SAMPLERS, Gvr, Uniform

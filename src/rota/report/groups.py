@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rota.policies import KINDS
+from rota.recipe.differences import flat
 from rota.report.history import History
-from rota.running.folder import flat
 
 
 @dataclass(frozen=True)

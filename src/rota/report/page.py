@@ -10,12 +10,12 @@ from importlib.resources import files
 from typing import Any
 
 from rota.policies import KINDS
+from rota.recipe.differences import flat
 from rota.report import clients, curves, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
 from rota.report.groups import Group, methods
 from rota.report.history import History, averaged
 from rota.report.submodels import submodels
-from rota.running.folder import flat
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

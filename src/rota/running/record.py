@@ -12,12 +12,12 @@ from rota.arrays import Array
 from rota.engine import Score
 from rota.plan import Plan, Seen, Task
 from rota.probe import Asked
+from rota.submodel.told import told
 
 Record = dict[str, Any]
+TOTALS = ("seconds", "client_seconds", "bytes_up", "bytes_down", "server_bytes")
 ASKED = ", asked before the draw"
 """Suffix of the failure reason of a client that failed during the probe, before the draw."""
-NEIGHBOURS = 64
-"""A record counts the units that parts leave out in at most this many groups per layer."""
 
 
 def same_score(tasks: Sequence[Task]) -> bool:
@@ -64,7 +64,7 @@ def record(
         "models": models,
         "cohort": {name: plan.client[plan.model == s].tolist() for s, name in enumerate(names)},
         "probability": {"min": _or_none(np.min, known), "max": _or_none(np.max, known)},
-        **_parts(names, plan, seen),
+        **told(names, plan, seen),
         **totals,
         "failures": _failures(names, plan, seen, asked),
     }
@@ -76,53 +76,6 @@ def _scores(score: Score) -> Record:
     if score.by_client is not None:
         low, middle, high = np.nanquantile(score.by_client, [0.1, 0.5, 0.9]).tolist()
         out["client_accuracy"] = {"p10": low, "p50": middle, "p90": high}
-    return out
-
-
-def _parts(names: list[str], plan: Plan, seen: Seen) -> Record:
-    """Who held only a part of a model, how long that took, and which units were left out.
-
-    `slowest` is the client that the round waited for; it trains its models one after the other.
-    """
-    if plan.cut is None:
-        return {}
-    width = np.array([1.0, *(part.width for part in plan.cuts)])[plan.cut]
-    rows = np.flatnonzero(width < 1)
-    held = {}
-    for s, name in enumerate(names):
-        mine = rows[plan.model[rows] == s]
-        held[name] = {
-            "client": plan.client[mine].tolist(),
-            "width": width[mine].tolist(),
-            "seconds": seen.seconds[mine].tolist(),
-        }
-    slowest = None
-    if np.isfinite(seen.seconds).any():
-        by_client = np.bincount(plan.client, np.nan_to_num(seen.seconds))
-        client = int(by_client.argmax())
-        narrow = float(width[plan.client == client].min())
-        slowest = {"client": client, "seconds": float(by_client[client]), "width": narrow}
-    return {
-        "parts": len(rows),
-        "narrowest": float(width[rows].min(initial=1.0)),
-        "slowest": slowest,
-        "held": held,
-        "dropped": _dropped(names, plan),
-    }
-
-
-def _dropped(names: list[str], plan: Plan) -> Record:
-    """For each model and layer, how many rows left out each unit; means over neighbours."""
-    out: Record = {}
-    for k, part in enumerate(plan.cuts, start=1):
-        rows, model = int(np.sum(plan.cut == k)), out.setdefault(names[part.model], {})
-        for layer, kept in zip(part.cut.units.layers, part.cut.kept, strict=True):
-            times = np.full(layer.size, rows)
-            times[kept] = 0
-            groups = np.array_split(times, min(layer.size, NEIGHBOURS))
-            before = model.get(layer.name, [0.0] * len(groups))
-            each = zip(groups, before, strict=True)
-            model[layer.name] = [round(float(some.mean()) + old, 3) for some, old in each]
     return out
 
 
@@ -155,27 +108,23 @@ def finite(value: Any) -> Any:
 
 def is_record(line: Any, number: int) -> bool:
     """Whether a line that was read from a file has what later rounds and summaries read of it."""
-    if not isinstance(line, dict) or line.get("round") != number:
+    try:
+        models, failures = line["models"], line["failures"]
+        scores = [line["accuracy"], line["loss"]]
+        scores += [each.get(key) for each in models.values() for key in ("accuracy", "loss")]
+        return (
+            line["round"] == number
+            and len(models) > 0
+            and all(_whole(each["trained"]) for each in models.values())
+            and all("loss" in each for each in models.values() if "accuracy" in each)
+            and all(value is None or _number(value) for value in scores)
+            and all(_number(line[key]) for key in TOTALS)
+            and isinstance(failures, list)
+            and all(each["model"] in models for each in failures)
+            and all(isinstance(each["reason"], str) for each in failures)
+        )
+    except (AttributeError, KeyError, TypeError):
         return False
-    numbers = ("seconds", "client_seconds", "bytes_up", "bytes_down", "server_bytes")
-    models, failures = line.get("models"), line.get("failures")
-    if not isinstance(models, dict) or not models or not isinstance(failures, list):
-        return False
-    if any(
-        not isinstance(each, dict) or not _whole(each.get("trained")) for each in models.values()
-    ):
-        return False
-    scores = [each.get(key) for each in (line, *models.values()) for key in ("accuracy", "loss")]
-    if not all(value is None or _number(value) for value in scores):
-        return False
-    if any("accuracy" in each and "loss" not in each for each in models.values()):
-        return False
-    for each in failures:
-        if not isinstance(each, dict) or each.get("model") not in list(models):
-            return False
-        if not isinstance(each.get("reason"), str):
-            return False
-    return {"accuracy", "loss"} <= line.keys() and all(_number(line.get(key)) for key in numbers)
 
 
 def _number(value: Any) -> bool:

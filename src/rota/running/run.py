@@ -16,8 +16,8 @@ from rota.errors import BadInput
 from rota.experiment import Experiment, State
 from rota.hints import shown
 from rota.plan import Task
+from rota.recipe.describe import describe
 from rota.running.check import check, warn
-from rota.running.describe import describe
 from rota.running.record import Record, columns, reached
 from rota.running.summary import refuse_fewer, refuse_stuck, summarise
 from rota.running.watch import Watch, Watcher, tell, watchers
