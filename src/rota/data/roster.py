@@ -35,8 +35,8 @@ class Numbered(Sequence[str]):
 class Roster:
     """One task's clients as the server sees them: their sizes, and the shape of their examples.
 
-    Samplers, estimators, checks and records read this and never the examples, which may lie on
-    other machines. `ids` are the clients' stable names; they default to "0", "1", ...
+    The server reads this and never the examples, which may lie on other machines. `ids` are the
+    clients' stable names; they default to "0", "1", ...
     """
 
     name: str

@@ -71,8 +71,7 @@ def make(
 ) -> Engine:
     """Make an engine by its name ("auto": the fastest) on a device ("auto": a GPU if there is one).
 
-    `precision` applies to products and convolutions: "tf32" (on a GPU) and "bf16" are faster and
-    round more.
+    `precision` "tf32" (on a GPU) and "bf16" make products and convolutions faster, and round more.
     """
     if name == "auto":
         name = "batched"  # it leaves to the sequential engine what it cannot stack

@@ -52,9 +52,8 @@ def uniform_at(key: Tensor, step: Tensor, call: int, n: int) -> Tensor:
 class Dropout(TorchFunctionMode):
     """Inside this context dropout takes its masks from the row's own stream.
 
-    So they do not depend on the other rows. The mask of call c in step t is a function of (key, t,
-    c) and of an element's position. This covers nn.Dropout, nn.Dropout1d/2d/3d and their functional
-    forms.
+    The mask of call c in step t is a function of (key, t, c) and of an element's position, so it
+    does not depend on other rows. This covers nn.Dropout, nn.Dropout1d/2d/3d and F.dropout.
     """
 
     def __init__(self, key: Tensor) -> None:
@@ -130,10 +129,7 @@ def draws(module: nn.Module, x: Tensor) -> bool:
 
 
 def smallest_batch(module: nn.Module, x: Tensor) -> int:
-    """The smallest mini-batch that a module trains on; x is a single example.
-
-    It is 2 for a module that normalises over the mini-batch and refuses one example (BatchNorm1d).
-    """
+    """The smallest mini-batch that a module trains on: 2 if it refuses x, a single example."""
     try:
         with torch.no_grad():
             copy.deepcopy(module).train()(x)

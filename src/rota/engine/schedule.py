@@ -83,7 +83,7 @@ def widths(task: Task, sizes: Array, fine: int = 16, least: int = 1) -> Array:
 
     Every width is a group of its own, so they come from a short list. Where a step takes all
     examples of a client, it is the grid. Elsewhere it is the batch size and its halves, down to
-    `least`: the smallest one that holds all examples of the client.
+    `least`: the smallest that holds all examples of the client.
     """
     if task.batch is None:
         return np.array([grid(int(n), fine) for n in sizes])

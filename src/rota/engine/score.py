@@ -43,10 +43,7 @@ Kind = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Score:
-    """Means over the test examples.
-
-    `by_client` has the mean score of each client with a test set of its own, and NaN elsewhere.
-    """
+    """Means over the test examples; `by_client` has those of clients' own test sets, or NaN."""
 
     loss: float
     accuracy: float
@@ -63,11 +60,9 @@ class Scorer:
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.draws: dict[int, bool] = {}  # whether a task's network is random in evaluation
         self.stacks: dict[Kind, bool] = {}  # whether a kind of model can be stacked
-        self.threads = (
-            ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
-            if device.type == "cpu"
-            else None
-        )
+        self.threads = None
+        if device.type == "cpu":
+            self.threads = ThreadPoolExecutor(cores(), "score", torch.set_num_threads, (1,))
 
     def passes(self, s: int, sizes: Sequence[int] | Array) -> list[tuple[slice, Tensor | None]]:
         """Passes of task s's network over owners' examples, which lie one owner after the other.
@@ -138,8 +133,7 @@ class Scorer:
     def spread(self, s: int, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
         """Map a function over these parts, on all cores of a CPU.
 
-        If the network of task s draws random numbers, one part follows the other, because all
-        threads draw from one generator.
+        Networks that draw random numbers stay on one core: all threads draw from one generator.
         """
 
         def one(part: Any) -> Any:
@@ -208,11 +202,7 @@ class Scorer:
 
 
 def forward(module: nn.Module, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """A module's outputs.
-
-    `lengths` says how many examples each owner has, one owner after the other. An owner's outputs
-    are as if its examples were the only ones.
-    """
+    """A module's outputs, as if each owner's examples were alone; they have these `lengths`."""
     if x.is_cuda and x.dim() == 4:  # otherwise convolutions would transpose all they get
         x = x.contiguous(memory_format=torch.channels_last)
     needed = x.is_cuda or lengths is not None  # the context costs a little on every call

@@ -63,10 +63,7 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class Recalling(Protocol):
-    """An estimator that weighs the difference between an update and a remembered one.
-
-    Samplers then learn from the norm of that difference.
-    """
+    """An estimator that weighs differences from remembered updates; samplers see their norms."""
 
     @property
     def numbers(self) -> int:
@@ -93,10 +90,7 @@ class Fitting(Recalling, Protocol):
 
 @runtime_checkable
 class Expecting(Protocol):
-    """An estimator that can predict, without asking clients, how far updates will differ.
-
-    It predicts the norm of the difference between each pair's update and the remembered one.
-    """
+    """An estimator that predicts, without asking, how far updates differ from remembered ones."""
 
     def expected(self, state: Tensors, rows: Plan) -> Array:
         """The expected norms of what is weighed; NaN where nothing is known."""
@@ -108,10 +102,7 @@ class Correcting(Protocol):
 
     @property
     def controls(self) -> int:
-        """The number of controls that travel each way with every row, in addition to the model.
-
-        A control is a vector as long as the model's parameters.
-        """
+        """How many vectors of the model's size travel each way with every row and its model."""
 
     def local(self, state: Tensors, models: list[Weights], plan: Plan) -> Local:
         """The vectors of the plan's local work; `models` are the models that the rows fetch."""

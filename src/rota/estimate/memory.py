@@ -31,11 +31,7 @@ Fresh = list[list[tuple[Array, Tensor]]]
 
 
 def init(models: list[Weights], shares: Array, place: Place) -> Tensors:
-    """A state that remembers nothing.
-
-    For model s it has memory.s [clients, parameters] of zeros, and no waiting vectors; `share` is
-    d[s, i].
-    """
+    """A state with memory.s [clients, parameters] of zeros for model s; `share` is d[s, i]."""
     if place not in typing.get_args(Place):
         raise BadInput(
             f"estimator.memory is '{place}', but it takes one of 'device', 'cpu', 'disk'"
@@ -96,10 +92,7 @@ def read(state: Tensors, s: int, clients: Array, like: Tensor) -> Tensor:
 
 
 def total(state: Tensors, s: int, factor: Tensor, like: Tensor) -> Tensor:
-    """sum of factor_i memory_i over all clients, on the device of `like`.
-
-    The memory must be settled.
-    """
+    """sum of factor_i memory_i over all clients, where `like` is. The memory must be settled."""
     memory = state[f"memory.{s}"]
     return (factor.to(memory.device, memory.dtype) @ memory).to(like.device)
 

@@ -19,11 +19,7 @@ from rota.weights import Weights
 
 @dataclass
 class ControlledSums:
-    """A round in progress.
-
-    It has the state that the round began from, all models' sums, the drawn clients' new controls,
-    and the change of the common controls.
-    """
+    """A round: its first state, its sums, the drawn clients' new controls, and the change of c."""
 
     state: Tensors
     sums: list[Sums]

@@ -1,7 +1,4 @@
-"""Server optimisers: the estimate is the gradient of a torch.optim optimiser (Reddi et al. 2021).
-
-Unlike the paper, they have torch's bias corrections.
-"""
+"""Server optimisers (Reddi et al. 2021, with torch's bias corrections): estimates are gradients."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ class Server(Protocol):
 
 
 class YogiOptimiser(torch.optim.Optimizer):
-    """Yogi (Zaheer et al. 2018): Adam whose second moment v changes slowly.
-
-    v changes by (1-b2) sign(v - g^2) g^2.
-    """
+    """Yogi (Zaheer et al. 2018): Adam whose second moment v falls by (1-b2) sign(v - g^2) g^2."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})

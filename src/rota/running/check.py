@@ -141,10 +141,7 @@ def check_names(experiment: Experiment) -> None:
 
 
 def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
-    """The numbers of an experiment, a task or a server, or of their tables in a recipe.
-
-    `prefix` goes before their names in messages.
-    """
+    """The numbers of an experiment, a task or a server; `prefix` goes before their names."""
     for key in ("rounds", "evaluate", "batch", "epochs", "steps", "lr_cosine"):
         if isinstance(value := values.get(key), Integral) and int(value) < 1:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 1")
@@ -174,11 +171,7 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
 
 
 def check_clients(tasks: list[Task], names: list[str]) -> None:
-    """All tasks have the same clients.
-
-    With one task each client has data. With several a client may lack data for some of them, or
-    all.
-    """
+    """All tasks have the same clients; with a single task, each client has data."""
     counts = [task.roster.clients for task in tasks]
     if len(set(counts)) > 1:
         have = [f"'{name}' {count}" for name, count in zip(names, counts, strict=True)]

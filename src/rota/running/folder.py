@@ -67,11 +67,7 @@ class Folder:
             yield cls(path, config)
 
     def read_state(self, like: State) -> tuple[State, float]:
-        """The last good checkpoint, or the beginning; rounds.jsonl is cut back to it.
-
-        A checkpoint has the configuration that it was made with, so an edited config.toml and
-        another run's checkpoint are refused.
-        """
+        """The last good checkpoint of this configuration, or the beginning; cuts rounds.jsonl."""
         check = partial(_refuse_other, self.path, now=self.config)
         found = checkpoint.load(self.path / "checkpoint", like, check)
         state, wall = found or (like, 0.0)
@@ -86,10 +82,7 @@ class Folder:
         return state, wall
 
     def begin(self, ended: bool) -> None:
-        """Write the present configuration; unless the run has ended, remove an earlier summary.
-
-        A run that is resumed with more rounds had a summary already.
-        """
+        """Write the present configuration; remove the summary of a run that now has more rounds."""
         if _plain(_read_config(self.path)) != _plain(self.config):
             write(self.path / "config.toml", tomli_w.dumps(self.config))
         if not ended:

@@ -38,8 +38,7 @@ def record(
     """The round as plain values: the same seed on the same machine gives the same record.
 
     With several models, `worst_accuracy` is the lowest of their accuracies, and `accuracy_spread`
-    the standard deviation among them. If their scores are not `alike`, there are no means over
-    them.
+    their standard deviation. There are no means over models whose scores are not `alike`.
     """
     models = {}
     for s, name in enumerate(names):

@@ -62,11 +62,7 @@ def refuse_fewer(experiment: Experiment, records: list[Record]) -> None:
 
 
 def summarise(experiment: Experiment, records: list[Record], wall_seconds: float) -> dict[str, Any]:
-    """A run in a few numbers.
-
-    Accuracies are those of the last test. `rounds_to_target` is the round in which each model
-    reached the target.
-    """
+    """A run in a few numbers; its accuracies are those of the last test."""
     tests = [line for line in records if tested(line)]
     last = tests[-1]
     models: dict[str, Any] = {}

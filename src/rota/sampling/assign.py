@@ -55,10 +55,7 @@ def capped(scores: Array, most: Array, budget: float) -> Array:
 
 
 def _scaled(scores: Array) -> Array:
-    """The scores divided by a power of two near the largest.
-
-    The rates stay the same to the bit, and sums of tiny scores do not underflow.
-    """
+    """Scores of about 1 that give the same rates to the bit; sums of tiny ones would underflow."""
     return np.asarray(np.ldexp(scores, -np.frexp(scores.max(initial=0.0))[1]))
 
 
@@ -81,8 +78,6 @@ def distinct(scores: Array, most: Array, budget: float, shares: Array) -> Array:
     """The rates for clients that draw each model at most once: min(1, a / level_i).
 
     level_i is the common level, or the level at which the client's sum is most_i if that is higher.
-    So a rate is at most what it would be if its client did all it can, and the level is common
-    under these caps.
     """
     scores = _scaled(scores)
     upper = _alone(scores, most, shares)
@@ -187,8 +182,7 @@ def mixed(shares: Array, seed: int | None = None) -> Array:
 
     In a round, a quarter of the clients can train one model, half of them half of their models
     (rounded up), and a quarter all of their models. Which client belongs to which part is a
-    property of the clients, as their data are: without a seed, a hash of the shares decides, so
-    that another split of the data gives other processors.
+    property of the clients, as their data are: without a seed, a hash of the shares decides.
     """
     if seed is None:
         told = np.ascontiguousarray(shares).tobytes()

@@ -1,7 +1,4 @@
-"""Power-of-Choice (Cho, Wang, Joshi 2020): the candidates with the highest loss train.
-
-Biased by design.
-"""
+"""Power-of-Choice (Cho et al. 2020), biased by design: candidates with the highest loss train."""
 
 from __future__ import annotations
 
@@ -82,10 +79,7 @@ class PowD(RpowD):
 
 @dataclass(frozen=True)
 class CpowD(PowD):
-    """cpow-d: pow-d with losses on a few random examples, for less work (Cho et al. 2020).
-
-    `examples` is their number.
-    """
+    """cpow-d: pow-d with losses on a few random `examples`, for less work (Cho et al. 2020)."""
 
     examples: int = 10
 

@@ -1,7 +1,4 @@
-"""Clustered sampling (Fraboni et al. 2021): one client from each of m distributions.
-
-It is unbiased, and its variance is at most that of multinomial sampling.
-"""
+"""Clustered sampling (Fraboni et al. 2021): unbiased, and no worse than multinomial sampling."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ class ClusteredSize:
         return {"order": np.argsort(-shares, axis=1, kind="stable")}
 
     def strata(self, state: State, model: int, row: Array) -> tuple[Array, Array]:
-        """The segments of the line that is cut into strata: clients and their masses.
-
-        The masses are in proportion to the row.
-        """
+        """The line that is cut into strata: clients, and masses in proportion to the row."""
         order = state["order"][model]
         order = order[row[order] > 0]  # only clients that can be reached
         if (np.diff(row[order]) > 0).any():  # the shares have changed since the first round

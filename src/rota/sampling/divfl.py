@@ -1,7 +1,4 @@
-"""DivFL (Balakrishnan et al. 2022): clients whose updates together represent all updates.
-
-Biased by design.
-"""
+"""DivFL (Balakrishnan et al. 2022), biased by design: clients that represent all clients."""
 
 from __future__ import annotations
 

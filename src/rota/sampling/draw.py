@@ -71,10 +71,7 @@ def independent(probability: Array, shares: Array, generator: np.random.Generato
 
 
 def fixed(size: int, shares: Array, generator: np.random.Generator) -> Plan:
-    """For every model, `size` of its clients uniformly without replacement.
-
-    weight = share * N / size. A model with fewer clients than that gets all of them.
-    """
+    """For every model, `size` of its clients (or all) without replacement; share * N / size."""
 
     def drawn_for(model: int) -> Plan:
         owners = np.flatnonzero(shares[model])
@@ -147,10 +144,7 @@ def concatenate(plans: list[Plan]) -> Plan:
 
 
 def mean(plan: Plan) -> Plan:
-    """The same rows with the weights of a plain mean: 1 / the number of the model's rows.
-
-    For samplers that are biased by design.
-    """
+    """The same rows with the weights of a plain mean, for samplers that are biased by design."""
     return replace(plan, weight=1 / np.bincount(plan.model)[plan.model])
 
 
@@ -161,10 +155,7 @@ def uniform(shares: Array) -> Array:
 
 
 def mix(rates: Array, theta: Array, budget: float, shares: Array) -> Array:
-    """(1 - theta) rates + theta min(1, budget / N), for the N clients of each model.
-
-    `theta` has one value per model.
-    """
+    """(1 - theta) rates + theta min(1, budget / N), with a theta for each model of N clients."""
     owns = shares > 0
     level = theta * np.minimum(1.0, budget / np.maximum(owns.sum(axis=1), 1))
     mixed: Array = (1 - theta)[:, None] * rates

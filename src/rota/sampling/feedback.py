@@ -24,10 +24,7 @@ class Feedback(NamedTuple):
 
 
 def feedback(shares: Array, plan: Plan, norm: Array) -> Feedback:
-    """The scores of the rows whose norm is known and can be squared.
-
-    The norm of a failed row is NaN, and the square of an enormous one overflows.
-    """
+    """The scores of the rows whose norm is known (failed rows have none) and can be squared."""
     with np.errstate(over="ignore"):
         score = shares[plan.model, plan.client] * norm
         row = np.flatnonzero(np.isfinite(score**2))
@@ -35,10 +32,7 @@ def feedback(shares: Array, plan: Plan, norm: Array) -> Feedback:
 
 
 def times(plan: Plan, back: Feedback, rates: Array, shares: Array) -> Array:
-    """How often each successful pair was drawn, with replacement.
-
-    Its weight is times * share / (draws * chance), which is solved for `times`.
-    """
+    """How often each pair was drawn, solved from weight = times * share / (draws * chance)."""
     at, total = (back.model, back.client), rates.sum(axis=1)
     whole = np.rint(total) / np.maximum(total, 1)  # a budget of 2.6 is three draws
     expected = rates[at] * whole[back.model]

@@ -1,7 +1,4 @@
-"""What K-Vib and Vrb share: the regularised leader.
-
-Both follow omega + gamma, and mix in a part theta of uniform sampling.
-"""
+"""The regularised leader omega + gamma, which K-Vib and Vrb follow with a uniform part theta."""
 
 from __future__ import annotations
 
@@ -37,19 +34,12 @@ def begin(
     regulariser = np.full(len(shares), np.nan if gamma is None else gamma)
     if bound is not None:
         regulariser = bound**2 * (shares > 0).sum(axis=1) / (mixed * draws)
-    return {
-        "omega": np.zeros(shares.shape),
-        "theta": mixed,
-        "gamma": regulariser,
-        "spent": np.zeros(1),
-    }
+    omega = np.zeros(shares.shape)
+    return {"omega": omega, "theta": mixed, "gamma": regulariser, "spent": np.zeros(1)}
 
 
 def learn(state: State, back: Feedback, estimate: Array, budget: float) -> State:
-    """Add a round's estimates of pi^2 to omega, and its `budget` to the draws so far.
-
-    An estimate that overflows is left out.
-    """
+    """Add a round's finite estimates of pi^2 to omega, and its `budget` to the draws so far."""
     omega = state["omega"].copy()
     omega[back.model, back.client] += np.where(np.isfinite(estimate), estimate, 0.0)
     return {**state, "omega": omega, "spent": state["spent"] + budget}
@@ -58,10 +48,9 @@ def learn(state: State, back: Feedback, estimate: Array, budget: float) -> State
 def sums(state: State) -> Array:
     """omega + gamma, where a learnt gamma is the sum of omega / the draws so far.
 
-    A learnt gamma is 1, the same for all, as long as nothing is known. It is Theorem 8's
-    G^2 N / (theta draws) with two changes. The mean pi^2, which omega estimates without bias,
-    replaces the bound G^2. And theta is left out: with it the sampler would be slow to leave
-    uniform sampling.
+    As long as nothing is known, a learnt gamma is 1. It is Theorem 8's G^2 N / (theta draws), with
+    omega's unbiased estimate of the mean pi^2 in place of the bound G^2, and without theta, which
+    would make the sampler slow to leave uniform sampling.
     """
     learnt = state["omega"].sum(axis=1) / np.maximum(state["spent"], 1)
     gamma = np.where(np.isnan(state["gamma"]), np.where(learnt > 0, learnt, 1.0), state["gamma"])

@@ -47,10 +47,7 @@ PAIRS = 200
 
 
 class Updates(NamedTuple):
-    """One model's clients in a round: their scores, |D|, and all inner products of the d_i g_i.
-
-    The products are None where they are not needed.
-    """
+    """One model's clients in a round: scores, |D|, and all products of the d_i g_i, if needed."""
 
     scores: Array
     total: float
@@ -59,10 +56,7 @@ class Updates(NamedTuple):
 
 @dataclass
 class Meter:
-    """Measures the rounds of one run, and counts the seconds that measuring takes.
-
-    The run's own time does not include these seconds.
-    """
+    """Measures the rounds of one run; its `seconds` are no part of the run's own time."""
 
     names: Sequence[str]
     sampler: Any
@@ -74,10 +68,7 @@ class Meter:
     def __call__(
         self, memory: State, shares: Array, models: list[Model], now: int
     ) -> dict[str, float | None]:
-        """The round's measures.
-
-        The sampler draws from `memory` and `shares`; `models` are the models that are trained.
-        """
+        """The measures of a round in which the sampler draws from `memory` and `shares`."""
         began = time.monotonic()
         rates, procedure = self.sampler.rates(memory, shares), self.sampler.procedure
         exact = procedure == "sequential" and not set(self.names) <= SIMPLE
@@ -96,10 +87,7 @@ class Meter:
 def look(
     engine: Engine, models: list[Model], shares: Array, now: int, products: bool = False
 ) -> list[Updates]:
-    """Train all clients, in the order of their numbers.
-
-    A client that fails, or whose norm cannot be squared, counts 0.
-    """
+    """Train all clients. One that fails, or whose norm cannot be squared, counts 0."""
     plan = draw.everybody(shares)
     scores = np.zeros(shares.shape)
     sums = [torch.zeros_like(model.params, dtype=torch.float64) for model in models]
@@ -148,13 +136,7 @@ def measure(
         least += variance.independent(optimal, scores)
         uniform += variance.independent(np.full(number, budget / number), scores)
     ratios = (least / uniform, (spread - least) / uniform) if uniform > 0 else (None, None)
-    return {
-        "cost": cost,
-        "regret": cost - best,
-        "variance": spread,
-        "improvement": ratios[0],
-        "quality": ratios[1],
-    }
+    return dict(zip(METRICS, (cost, cost - best, spread, *ratios), strict=True))
 
 
 def _cost(p: Array, scores: Array) -> float:
@@ -164,20 +146,15 @@ def _cost(p: Array, scores: Array) -> float:
 
 
 def check(names: Sequence[str], sampler: Sampler, shares: Array, rounds: int) -> None:
-    """Refuse unknown measures, and samplers that cannot be measured.
-
-    A sampler can be measured if it draws all clients by rates of its own.
-    """
+    """Refuse unknown measures, and samplers that do not draw all clients by rates of their own."""
     for name in names:
         if name not in METRICS:
             raise BadInput(f"metrics names an unknown '{name}': {did_you_mean(name, METRICS)}")
     if not names:
         return
     able = hasattr(sampler, "rates") and hasattr(sampler, "procedure")
-    if able and isinstance(sampler, Asking):
-        # a sampler that first draws a cohort has rates only inside the cohort
-        able = asks(sampler, shares, rounds) is not None
-    if not able:
+    # a sampler that first draws a cohort has rates only inside the cohort
+    if not able or (isinstance(sampler, Asking) and asks(sampler, shares, rounds) is None):
         raise BadInput(
             f"metrics cannot measure the sampler '{called(sampler, SAMPLERS)}', because it does "
             "not draw all clients by probabilities of its own (rates and a procedure): leave "

@@ -1,7 +1,4 @@
-"""Which model: samplers that spend one budget over all pairs (model, client).
-
-They respect how many models each client can train in a round (S0, multi-model FL).
-"""
+"""Which model: samplers that spend one budget over all pairs (model, client) (S0)."""
 
 from __future__ import annotations
 
@@ -59,10 +56,7 @@ class Assigning:
         return {"processors": processors, "most": most}
 
     def best(self, scores: Array, state: State, shares: Array, mix: float = 0.0) -> Array:
-        """The rates of least variance for these scores (S0 eq. 5).
-
-        A part `mix` of the budget is spread evenly, which keeps the rates of all pairs above 0.
-        """
+        """The rates of least variance (S0 eq. 5); a part `mix` of the budget is spread evenly."""
         processors, most = state["processors"], state["most"]
         best = assign.distinct if self.distinct else assign.by_processor
         rates = best(scores, most, self.budget, shares)

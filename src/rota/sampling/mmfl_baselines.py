@@ -1,7 +1,4 @@
-"""What S0 compares its samplers over pairs (model, client) with.
-
-They draw at random, in turn, or by how well the models do.
-"""
+"""What S0 compares its samplers over pairs (model, client) with: at random, in turn, by loss."""
 
 from __future__ import annotations
 

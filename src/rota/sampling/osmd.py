@@ -37,10 +37,7 @@ class Osmd(Bandit):
     rate: float = 8.0
 
     def experts(self, clients: int, rounds: int) -> int:
-        """The number of distributions that are followed at once.
-
-        Each has twice the learning rate of the one before.
-        """
+        """How many distributions are followed, each with twice the learning rate of the last."""
         return 1
 
     def init(self, shares: Array, rounds: int) -> State:

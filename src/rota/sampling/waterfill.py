@@ -1,7 +1,4 @@
-"""Optimal probabilities by water-filling.
-
-S1 Lemma 3 = eq. 5/27; with a floor Lemma 18, eq. 21-25.
-"""
+"""Optimal probabilities by water-filling: S1 Lemma 3 = eq. 5/27; with a floor Lemma 18."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
     np.cumsum(ascending, out=below[1:])
 
     def left(level: float) -> float:
-        """budget - sum of clip(a / level, floor, 1).
-
-        The small terms come last: next to whole numbers they could be lost to rounding.
-        """
+        """budget - sum of clip(a / level, floor, 1); small terms last, to keep their digits."""
         low, high = np.searchsorted(ascending, [floor * level, level])
         return float((budget - (n - high) - low * floor) - (below[high] - below[low]) / level)
 
@@ -78,10 +72,7 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
 
 
 def _first(holds: Callable[[int], bool], start: int, end: int) -> int:
-    """The first of start..end-1 for which a monotone condition holds; `end` if there is none.
-
-    Monotone: if the condition holds for one number, it holds for all that follow.
-    """
+    """The first of start..end-1 from which on the condition holds; `end` if there is none."""
     while start < end:
         middle = (start + end) // 2
         start, end = (start, middle) if holds(middle) else (middle + 1, end)
