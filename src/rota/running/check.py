@@ -71,24 +71,19 @@ def warn(experiment: Experiment) -> None:
     chance = getattr(availability, "chance", 1.0)
     if isinstance(availability, Availability) and chance * clients * experiment.rounds < SELDOM:
         say(
-            "availability.chance is %g: with %d clients and %d rounds hardly anybody can ever be "
-            "reached",
-            chance,
-            clients,
-            experiment.rounds,
+            f"availability.chance is {chance:g}: with {clients} clients and {experiment.rounds} "
+            "rounds hardly anybody can ever be reached"
         )
     lr = getattr(experiment.server, "lr", 1.0)
     if isinstance(lr, float | int) and 0 < lr < TINY:
-        say("server.lr is %g: the models will not change", lr)
+        say(f"server.lr is {lr:g}: the models will not change")
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         if task.lr < TINY:
-            say("task '%s': lr is %g: its model will not change", name, task.lr)
+            say(f"task '{name}': lr is {task.lr:g}: its model will not change")
         if task.steps is not None and task.epochs != 1:
             say(
-                "task '%s' has steps and epochs: steps (%d) decides, and epochs (%d) is not used",
-                name,
-                task.steps,
-                task.epochs,
+                f"task '{name}' has steps and epochs: steps ({task.steps}) decides, and epochs "
+                f"({task.epochs}) is not used"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 from rota.errors import BadInput
@@ -30,22 +31,6 @@ class Watcher(Protocol):
         """The run is over: its summary, or what ended it early."""
 
 
-class Each:
-    """A watcher that calls a function with every round's record."""
-
-    def __init__(self, function: Callable[[Record], object]) -> None:
-        self.function = function
-
-    def begin(self, config: dict[str, Any]) -> None:
-        pass
-
-    def round(self, record: Record) -> None:
-        self.function(record)
-
-    def end(self, ended: dict[str, Any] | BaseException) -> None:
-        pass
-
-
 Watch = Watcher | Callable[[Record], object] | Sequence[Watcher | Callable[[Record], object]] | None
 
 
@@ -59,8 +44,13 @@ def watchers(watch: Watch) -> list[Watcher]:
                 f"watch has a {type(each).__name__}: give functions of a round's record, or "
                 "objects with begin, round and end"
             )
-        out.append(each if _watches(each) else Each(each))
+        out.append(each if _watches(each) else _calling(each))
     return out
+
+
+def _calling(function: Callable[[Record], object]) -> Any:
+    """A watcher that calls a function with every round's record."""
+    return SimpleNamespace(begin=lambda _: None, round=function, end=lambda _: None)
 
 
 def _watches(thing: Any) -> bool:
