@@ -22,6 +22,7 @@ from rota.experiment import Experiment
 from rota.plan import Plan, Seen
 from rota.sampling import Full
 from rota.submodel import Fixed, Invariant, Ordered, Stragglers
+from rota.submodel.choice import Wanted
 from rota.world.devices import Phones
 from rota_lab.reproduce import (
     REPRODUCTIONS,
@@ -119,7 +120,7 @@ def test_a_short_version(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     study = STUDIES[name]
     assert result.quick
     methods = len(study.methods) + study.exclude
-    assert len(result.rows) == 1 + min(2, len(study.columns)) * methods
+    assert len(result.rows) == 1 + min(2, len(study.columns)) * methods + len(study.extra)
     assert {row["seeds"] for row in result.rows} == {2}
     assert all(row["paper"] is None for row in result.rows)
     assert not list(tmp_path.iterdir())
@@ -186,6 +187,24 @@ def test_clients_of_several_writers() -> None:
     assert sorted(by_writer[:, 0].tolist()) == [-1, 0, 0, 1, 1, 2, 2]
 
 
+def test_the_same_random_units_in_every_round() -> None:
+    task = fluid.QUICK.task(0)
+    capacity = Fixed(sizes=(0.5,))
+    experiment = Experiment([task], Full(), FedAvg(), capacity=capacity)
+    (units,) = experiment.units
+    state = loop.begin(experiment, make("auto", experiment, "cpu"))
+    first, later = (
+        fluid.Frozen().keep(
+            {}, Wanted(0, state.models[0], units, 0.5, now), np.random.default_rng(now)
+        )
+        for now in (1, 2)
+    )
+    for one, other, layer in zip(first, later, units.layers, strict=True):
+        assert one.tolist() == other.tolist() == np.unique(one).tolist()
+        assert len(one) == layer.size // 2
+        assert one.tolist() != list(range(len(one)))
+
+
 def test_halves_of_writers() -> None:
     owner, clients = fluid.halved(10)(examples(), np.random.default_rng(0))
     assert clients == 10
@@ -214,11 +233,11 @@ def test_finished_parts_are_kept(tmp_path: Path) -> None:
     small = replace(study, settings=(tiny,), columns=few)
     said: list[str] = []
     result = fluid.run_study(small, out=tmp_path, only="seed0", say=said.append, device="cpu")
-    assert len(read(tmp_path / "fluid-table2.jsonl")) == 4
-    assert "**4 of 8 runs are missing.**" in result.text
+    assert len(read(tmp_path / "fluid-table2.jsonl")) == 5
+    assert "**5 of 10 runs are missing.**" in result.text
     said.clear()
     result = fluid.run_study(small, out=tmp_path, say=said.append, device="cpu")
-    assert sum("accuracy" in line for line in said) == 4
+    assert sum("accuracy" in line for line in said) == 5
     assert "missing" not in result.text
     assert {row["seeds"] for row in result.rows} == {2}
     none = fluid.run_study(small, out=tmp_path / "other", minutes=0, device="cpu")

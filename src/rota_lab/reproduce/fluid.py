@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from torch import nn
@@ -26,10 +26,12 @@ from rota.data.federation import Examples, Federation, Partition
 from rota.data.partition import iid
 from rota.engine import make
 from rota.estimate import FedAvg
-from rota.experiment import Experiment, State
-from rota.plan import Task
+from rota.experiment import Experiment
+from rota.experiment import State as RunState
+from rota.plan import State, Task
 from rota.sampling import Full, Sampler, Uniform
 from rota.submodel import Capacity, Choice, Fixed, Invariant, Ordered, Random, Whole
+from rota.submodel.choice import Wanted
 from rota_lab.reproduce.fluid_page import About, Cells, Compared, report
 from rota_lab.reproduce.parts import (
     Found,
@@ -88,9 +90,21 @@ class Setting:
 class Excluded(Fixed):
     """Fixed capacities, but clients that would hold parts take no part in the rounds."""
 
-    def widths(self, state: dict[str, Any]) -> Array:
+    def widths(self, state: State) -> Array:
         width = np.asarray(state["width"])
         return np.where(width < 1, 0.0, width)
+
+
+@dataclass(frozen=True)
+class Frozen(Ordered):
+    """Random units that are the same in every round, as Ordered's are the same in every round."""
+
+    def keep(self, state: State, wanted: Wanted, generator: np.random.Generator) -> list[Array]:
+        kept = []
+        for at, (layer, count) in enumerate(zip(wanted.units.layers, wanted.counts, strict=True)):
+            order = np.random.default_rng([at, layer.size]).permutation(layer.size)
+            kept.append(np.sort(order[:count]))
+        return kept
 
 
 METHODS: dict[str, Choice] = {"random": Random(), "ordered": Ordered(), "invariant": Invariant()}
@@ -117,6 +131,8 @@ class Study:
     """Claims besides the order of the methods."""
     exclude: bool = False
     """Whether there is also a method that leaves stragglers out."""
+    extra: dict[str, Choice] = field(default_factory=dict)
+    """Methods that are run at the last column only, to find out why others are as they are."""
 
     def parts(self, quick: bool = False) -> list[Part]:
         """All parts, in the order in which they run: all methods with one seed, then the next."""
@@ -126,8 +142,8 @@ class Study:
             methods = [*self.methods, *["exclude"] * self.exclude]
             for seed in range(setting.seeds):
                 out.append(Part(setting.name, WHOLE, WHOLE, seed))
-                for column, method in product(columns, methods):
-                    out.append(Part(setting.name, column, method, seed))
+                cells = [*product(columns, methods), *product(columns[-1:], self.extra)]
+                out += [Part(setting.name, column, method, seed) for column, method in cells]
         return out
 
     def setting(self, name: str) -> Setting:
@@ -140,7 +156,7 @@ class Study:
         capacity = self.columns[part.column]
         if part.method == "exclude":
             return Excluded(capacity.sizes, capacity.parts), Ordered()
-        return capacity, self.methods[part.method]
+        return capacity, (self.methods | self.extra)[part.method]
 
 
 @dataclass(frozen=True)
@@ -310,7 +326,7 @@ class Track:
         return numbers
 
 
-def invariance(experiment: Experiment, state: State) -> tuple[float, float]:
+def invariance(experiment: Experiment, state: RunState) -> tuple[float, float]:
     """The share of invariant units, and of the units to be dropped the share that is invariant.
 
     The second is over the layers of the narrowest part.

@@ -22,6 +22,7 @@ TITLES = {
     "rolling": "Rolling (FedRolex)",
     "importance": "Importance (FIARSE-like)",
     "exclude": "Exclude stragglers",
+    "frozen": "Same random units",
 }
 ORDER = (("invariant", "ordered"), ("ordered", "random"), ("invariant", "random"))
 """S3's claims: the first method is at least as accurate as the second."""

@@ -12,6 +12,7 @@ from rota.data.partition import dirichlet, iid
 from rota.submodel import Fixed, Importance, Invariant, Rolling
 from rota_lab.reproduce.fluid import (
     METHODS,
+    Frozen,
     Setting,
     Study,
     estimate_study,
@@ -106,9 +107,24 @@ TABLE2 = Study(
     title="FLuID, Table 2: five clients with one straggler",
     first="S3's Table 2: one of five clients is a straggler and trains a part of width r, whose "
     "units are chosen at random, in order, or by Invariant dropout. FEMNIST is not at hand: digits "
-    "by writer and LEAF's sample of FEMNIST stand for it.",
+    "by writer and LEAF's sample of FEMNIST stand for it. Ordered leaves out the same units in "
+    "every round, so the straggler's data never train them. To see what that does, *Same random "
+    "units* chooses units at random once for the whole run, at the smallest width.",
     settings=(SMALL, CONVOLUTIONS, DIGITS, LEAF, CIFAR, SHAKESPEARE),
     columns={width: stragglers(float(width), 0.2) for width in WIDTHS},
+    extra={"frozen": Frozen()},
+    compared=(
+        Compared(
+            f"at {WIDTHS[-1]}, Random is above Same random units",
+            (("random", WIDTHS[-1]),),
+            (("frozen", WIDTHS[-1]),),
+        ),
+        Compared(
+            f"at {WIDTHS[-1]}, Same random units is above Ordered",
+            (("frozen", WIDTHS[-1]),),
+            (("ordered", WIDTHS[-1]),),
+        ),
+    ),
     paper={
         **_paper("leaf", FEMNIST),
         **_paper(
