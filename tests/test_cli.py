@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import io
 import json
 import os
@@ -323,6 +324,30 @@ def test_list_names_every_member_of_every_kind() -> None:
     assert "budget" in budget["uniform"]
     first = call("list", "samplers").out.splitlines()[1]
     assert first.split(maxsplit=1) == ["uniform", tables["samplers"][0]["summary"]]
+
+
+def test_list_shows_what_a_member_takes() -> None:
+    """Every member and every recipe by its name: the docstring, the facts, the options."""
+    for kind, members in registry.kinds().items():
+        for name, member in members.items():
+            if name == kind:  # a kind with one member
+                continue
+            found = json.loads(call("list", name, "--json").out)
+            (mine,) = (each for each in found if each["kind"] == kind)
+            assert mine["text"] == inspect.getdoc(member)
+            assert [each["name"] for each in mine["options"]] == [*registry.options(kind, member)]
+    shown = call("list", "kvib").out
+    assert shown.startswith("kvib (samplers)\n  K-Vib: learns from the update norms")
+    assert "unbiased; needs norms of the drawn clients" in shown
+    assert re.search(r"budget +default 10; takes a number", shown)
+    assert re.search(r"fraction +instead of budget; takes a share of the clients", shown)
+    assert re.search(r"file +required; takes a string or a path", call("list", "trace").out)
+    assert '[sampler]\n  name = "full"' in call("list", "fluid-digits").out
+    assert call("list", "kvip").err == "rota: unknown kind or name 'kvip': did you mean 'kvib'?\n"
+
+
+def test_the_version() -> None:
+    assert call("--version").out == f"rota {rota.__version__}\n"
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import rota
 from rota.cli import loading
 from rota.cli.bench import bench
 from rota.cli.compare import compare
 from rota.cli.doctor import doctor
 from rota.cli.list import list_
-from rota.cli.output import Stopped, interrupted
+from rota.cli.output import Stopped, interrupted, print_line
 from rota.cli.report import report
 from rota.cli.reproduce import reproduce
 from rota.cli.run import run
@@ -29,6 +30,23 @@ app = typer.Typer(
     rich_markup_mode=None,  # without markup the examples keep their lines, in a pipe too
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print_line(f"rota {rota.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command()(run)
 app.command("list")(list_)
 app.command()(compare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -16,19 +17,21 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="[KIND]",
-            help="What to list, such as recipes, samplers or models; default: everything.",
+            metavar="[KIND | NAME]",
+            help="What to list, such as recipes, samplers or models, or one member such as kvib; "
+            "default: everything.",
             autocompletion=starting(kinds),
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the names that a recipe can use.
+    """List what a recipe can name, or show what one name means.
 
     \b
     Examples:
       rota list
       rota list samplers
+      rota list kvib
       rota list models --json
     """
     with loading():
@@ -37,7 +40,11 @@ def list_(
 
     known = kinds()
     if kind is not None and kind not in known:
-        raise BadInput(f"unknown kind '{kind}': {did_you_mean(kind, known)}")
+        named = [*recipe.names(), *(name for table in registry.kinds().values() for name in table)]
+        if kind not in named:
+            raise BadInput(f"unknown kind or name '{kind}': {did_you_mean(kind, [*known, *named])}")
+        _show(kind, as_json)
+        return
     tables: dict[str, list[dict[str, Any]]] = {}
     for each in [kind] if kind else known:
         if each == "recipes":
@@ -59,3 +66,38 @@ def list_(
                 bias = "unbiased" if entry["unbiased"] else "biased"
                 facts = f"{bias}; needs {entry['needs']}; cost: {entry['costs']}"
                 print_line(f"  {'':{width}}    {facts}")
+
+
+def _show(name: str, as_json: bool) -> None:
+    """All members of this name: what they mean, and their options."""
+    from rota import recipe
+    from rota.recipe import registry
+
+    having = [kind for kind, known in registry.kinds().items() if name in known]
+    found = [registry.entry(kind, name) for kind in having]
+    if name in recipe.names():
+        found.append({"kind": "recipes", "name": name, "text": recipe.text(name), "options": []})
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        print_line(f"{each['name']} ({each['kind']})")
+        for line in each["text"].rstrip().splitlines():
+            print_line(f"  {line}".rstrip())
+        if "needs" in each:
+            bias = "unbiased" if each["unbiased"] else "biased"
+            print_line(f"\n  {bias}; needs {each['needs']}; cost: {each['costs']}")
+        if not each["options"]:
+            continue
+        print_line("\n  options")
+        width = max(len(option["name"]) for option in each["options"])
+        for option in each["options"]:
+            if option["required"]:
+                default = "required"
+            elif option["instead_of"]:
+                default = f"instead of {option['instead_of']}"
+            elif option["default"] is None:
+                default = "not set by default"
+            else:
+                default = f"default {json.dumps(option['default'])}"
+            print_line(f"    {option['name']:{width}}  {default}; takes {option['takes']}")

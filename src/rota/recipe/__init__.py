@@ -9,6 +9,7 @@ from rota.recipe.config import (
     override,
     read,
     resolve,
+    text,
     top_keys,
     value_of,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "override",
     "read",
     "resolve",
+    "text",
     "top_keys",
     "value_of",
 ]

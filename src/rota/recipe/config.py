@@ -88,7 +88,7 @@ def read(recipe: str, allow: Sequence[str] = ()) -> Config:
 
     A file may name modules of code that lie beside it, and those in `allow` (trust.py).
     """
-    config = parse(_text(recipe), recipe)
+    config = parse(text(recipe), recipe)
     if recipe not in names():
         trust.check(config, Path(recipe), allow)
     return config
@@ -116,7 +116,8 @@ def _refuse_deep(config: Any, source: str) -> None:
         raise BadInput(f"{source} is nested too deeply: use at most {DEEPEST} levels")
 
 
-def _text(recipe: str) -> str:
+def text(recipe: str) -> str:
+    """The text of a ready recipe, or of a file."""
     path = Path(recipe)
     if len(os.fsencode(path.name)) > LONGEST or "\0" in recipe:
         raise BadInput(f"{shown(recipe)} is no name of a recipe or a file: give a shorter name")

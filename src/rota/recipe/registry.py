@@ -142,6 +142,34 @@ def table(kind: str) -> list[dict[str, Any]]:
     return rows
 
 
+def entry(kind: str, name: str) -> dict[str, Any]:
+    """A member as `rota list NAME` shows it: its docstring, facts and options."""
+    member = members(kind)[name]
+    found: dict[str, Any] = {"kind": kind, "name": name, "text": inspect.getdoc(member) or ""}
+    for fact in ("unbiased", "needs", "costs"):
+        if hasattr(member, fact):
+            found[fact] = getattr(member, fact)
+    others = alternatives(kind, member)
+    found["options"] = [
+        {
+            "name": option,
+            "takes": others[option].takes if option in others else describe(hint),
+            "required": default is REQUIRED,
+            "default": None if default is REQUIRED else _plain(default),
+            "instead_of": others[option].option if option in others else None,
+        }
+        for option, (hint, default) in options(kind, member).items()
+    ]
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON can hold it."""
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
 def has(kind: str, name: str, parameter: str) -> bool:
     """Whether a member has this parameter, as an option or not."""
     return parameter in inspect.signature(find(kind, name)).parameters
