@@ -310,7 +310,7 @@ def test_the_package_is_a_command_too() -> None:
 def test_list_names_every_member_of_every_kind() -> None:
     tables = json.loads(call("list", "--json").out)
     options = {entry["name"]: entry.get("options") for table in tables.values() for entry in table}
-    assert options["digits"] == ["matched_test", "seed", "split"]
+    assert options["digits"] == ["matched_test", "validation", "seed", "split"]
     assert {"seed", "split"}.isdisjoint(options["folder"])
     assert options["uniform"] == ["budget", "procedure", "fraction"]
     assert "fraction" not in options["full"]

@@ -157,17 +157,21 @@ def at(config: Any, path: str) -> Any:
             "task.0.partition.low_size",
             [1, 2],
         ),
-        (["task.data=mnist"], "task.0.data", {"name": "mnist", "matched_test": True}),
+        (
+            ["task.data=mnist"],
+            "task.0.data",
+            {"name": "mnist", "matched_test": True, "validation": 0},
+        ),
         (["task.data.seed=3"], "task.0.data.seed", 3),
         (
             ["task.data.split=2", "task.data=mnist"],
             "task.0.data",
-            {"name": "mnist", "matched_test": True, "split": 2},
+            {"name": "mnist", "matched_test": True, "validation": 0, "split": 2},
         ),
         (
             ["task.data.split=2"],
             "task.0.data",
-            {"name": "digits", "matched_test": True, "split": 2},
+            {"name": "digits", "matched_test": True, "validation": 0, "split": 2},
         ),
         (
             ["task.partition=", "task.data=synthetic", "task.data.classes=3"],

@@ -40,6 +40,7 @@ from rota.engine import ENGINES, Score, Sequential
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yogi
 from rota.experiment import Experiment, State
+from rota.grouping import Ifca
 from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task
 from rota.policies import KINDS
 from rota.recipe.describe import describe
@@ -918,6 +919,7 @@ KINDS_OF_CHANGE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "capacity": ({"capacity": Fixed()}, 'capacity.name was "whole" and is now "fixed"'),
     "submodel": ({"submodel": Ordered()}, 'submodel.name was "invariant" and is now "ordered"'),
+    "grouping": ({"grouping": Ifca()}, 'grouping.name was "one" and is now "ifca"'),
     "admission": ({"admission": Admission(9.0)}, "admission.times was not set and is now 9.0"),
     "task": (
         {"tasks": [make().tasks[0], replace(make().tasks[1], lr=0.7)]},

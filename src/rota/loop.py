@@ -1,5 +1,6 @@
 """The round. Read this first.
 
+    groups  = who learns with whom                   regroup
     shares  = who has what, and can be reached       availability.step
     plan    = who trains what                        sampler.ask, sampler.draw
     chunks  = what came back, as it comes            engine.train, admit
@@ -28,6 +29,7 @@ from rota.admission import admit
 from rota.engine import Engine
 from rota.estimate import Estimate, Server
 from rota.experiment import Experiment, State
+from rota.grouping.regroup import regroup
 from rota.plan import Job, Model, Plan, Seen, checked
 from rota.policies import KINDS, Observing, Opening, Watching, sees, speaks
 from rota.probe import Setting, price, probe
@@ -49,6 +51,7 @@ def play(
     experiment: Experiment, engine: Engine, state: State, meter: Meter | None = None
 ) -> tuple[State, Record]:
     """One round: the new state, and the round's record, with what `meter` measures."""
+    state, toll = regroup(experiment, engine, state)
     now, sampler, estimator = state.round + 1, experiment.sampler, experiment.estimator
     new = dict(state.policies)
     shares, new["availability"] = experiment.availability.step(
@@ -97,10 +100,11 @@ def play(
     )
     totals = {
         "seconds": after.seconds,
-        "client_seconds": cost.client_seconds,
+        "client_seconds": cost.client_seconds + toll.cost.client_seconds,
         "bytes_up": after.bytes_up,
         "bytes_down": after.bytes_down,
         "server_bytes": after.nbytes,
+        **toll.told,
         **(meter(memory, shares, state.models, now) if meter else {}),
     }
     scores = None

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from rota.admission import Admission
 from rota.arrays import Array
 from rota.channel import CHANNELS
 from rota.estimate import ESTIMATORS, SERVERS
+from rota.grouping import GROUPINGS
 from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State
 from rota.sampling import SAMPLERS
 from rota.submodel import CAPACITIES, SUBMODELS
@@ -109,6 +110,8 @@ class Kind:
     begin: Callable[[Any, Opening], State] = _nothing
     usual: str = ""
     """The member that reports need not mention."""
+    about: Literal["clients", "models", "shares"] = "clients"
+    """What its state belongs to; it begins again when a grouping changes that (grouping/)."""
 
     @property
     def single(self) -> bool:
@@ -129,6 +132,7 @@ KINDS: dict[str, Kind] = {
             "uniform",
             ("init", "draw"),
             lambda sampler, at: sampler.init(at.shares, at.rounds),
+            about="shares",
         ),
         Kind(
             "estimator",
@@ -136,8 +140,9 @@ KINDS: dict[str, Kind] = {
             "unbiased",
             ("init", "begin", "add", "finish"),
             lambda estimator, at: estimator.init([model.weights for model in at.models], at.shares),
+            about="shares",
         ),
-        Kind("server", SERVERS, "sgd", ("step",)),
+        Kind("server", SERVERS, "sgd", ("step",), about="models"),
         Kind("devices", DEVICES, "lognormal", ("profile",), usual="lognormal"),
         Kind(
             "availability",
@@ -161,6 +166,15 @@ KINDS: dict[str, Kind] = {
             ("init", "keep"),
             _begin_submodel,
             usual="invariant",
+            about="models",
+        ),
+        Kind(
+            "grouping",
+            GROUPINGS,
+            "one",
+            ("init", "regroup"),
+            lambda grouping, at: grouping.init(at.shares),
+            usual="one",
         ),
         Kind("channel", CHANNELS, "none", ("encode", "decode", "nbytes"), usual="none"),
         Kind(
@@ -169,6 +183,7 @@ KINDS: dict[str, Kind] = {
             "admission",
             ("init", "limit"),
             lambda admission, at: admission.init(len(at.models)),
+            about="models",
         ),
     )
 }

@@ -207,10 +207,10 @@ def _factor(rows: Plan, answers: Seen, models: int) -> Array | None:
 
 def price(plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
     """The sum of what rows report: the plan's, and those that were asked before."""
-    then = _sum(plan, seen)
+    then = cost(plan, seen)
     if asked is None:
         return then
-    first = _sum(asked.question.rows, asked.answers)
+    first = cost(asked.question.rows, asked.answers)
     return Cost(
         first.seconds + then.seconds,
         first.client_seconds + then.client_seconds,
@@ -219,7 +219,8 @@ def price(plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
     )
 
 
-def _sum(plan: Plan, seen: Seen) -> Cost:
+def cost(plan: Plan, seen: Seen) -> Cost:
+    """The sum of what rows report."""
     by_client = np.bincount(plan.client, np.nan_to_num(seen.seconds))
     return Cost(
         float(by_client.max(initial=0.0)),

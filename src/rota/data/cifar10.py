@@ -43,7 +43,10 @@ DEVIATION = (0.2470, 0.2435, 0.2616)
 
 
 def cifar10(
-    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+    partition: Partition | None = None,
+    matched_test: bool = False,
+    validation: int = 0,
+    seed: int = 0,
 ) -> Federation:
     """CIFAR-10: 50,000 colour photographs of 32x32 pixels in 10 classes, and 10,000 for testing.
 
@@ -59,6 +62,7 @@ def cifar10(
         partition or partitions.iid(),
         classes=10,
         matched_test=matched_test,
+        validation=validation,
         seed=seed,
     )
 

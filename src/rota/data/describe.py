@@ -39,6 +39,8 @@ def describe(data: Federation | Roster) -> dict[str, Any]:
     }
     if isinstance(data, Federation):
         out["test_examples"] = len(data.test.y)
+        if data.validation is not None:
+            out["validation_examples"] = len(data.validation)
     out |= {
         "digest": digest(data),
         "shown": shown.tolist(),
@@ -67,4 +69,8 @@ def digest(data: Federation | Roster) -> str:
             step = max(1, -(-values.nbytes // DIGESTED))
             rows = values[::step].contiguous().cpu()
             out.update(rows.view(torch.uint8).numpy().tobytes())
+    if data.validation is not None:
+        for values in (data.validation.y, data.validation.x):
+            step = max(1, -(-values.nbytes // DIGESTED))
+            out.update(values[::step].contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return out.hexdigest()

@@ -12,7 +12,10 @@ from rota.data.owners import part, split
 
 
 def digits(
-    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+    partition: Partition | None = None,
+    matched_test: bool = False,
+    validation: int = 0,
+    seed: int = 0,
 ) -> Federation:
     """1,797 handwritten digits of 8x8 pixels; needs no files.
 
@@ -32,5 +35,6 @@ def digits(
         partition or partitions.iid(clients=20),
         classes=10,
         matched_test=matched_test,
+        validation=validation,
         seed=seed,
     )

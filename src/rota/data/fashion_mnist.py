@@ -24,7 +24,10 @@ FILES = idx.remotes(
 
 
 def fashion_mnist(
-    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+    partition: Partition | None = None,
+    matched_test: bool = False,
+    validation: int = 0,
+    seed: int = 0,
 ) -> Federation:
     """Fashion-MNIST: 60,000 pictures of clothes, 28x28 pixels, 10 classes, and 10,000 for testing.
 
@@ -38,5 +41,6 @@ def fashion_mnist(
         partition or partitions.iid(),
         classes=10,
         matched_test=matched_test,
+        validation=validation,
         seed=seed,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from rota import rng
 from rota.arrays import Array
 from rota.data.roster import Roster
+from rota.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Federation:
     classes: int
     ids: Sequence[str] = ()
     """The clients' stable names, where the data have some."""
+    validation: Examples | None = None
+    """The server's own labelled examples, which no client has and no test uses."""
 
     def __repr__(self) -> str:
         """One line, without the examples."""
@@ -148,20 +151,43 @@ def federate(
     *,
     classes: int,
     matched_test: bool = False,
+    validation: int = 0,
     seed: int = 0,
 ) -> Federation:
     """Deal the training examples out with `partition`; the test examples stay shared.
 
     With `matched_test` each client gets a test set of its own, with its own mix of labels
-    (`match`).
+    (`match`). The server keeps `validation` random training examples for itself.
     """
+    kept = None
+    if validation:
+        kept, train = hold_out(name, train, validation, seed)
     owner, clients = partition(train, rng.generator(rng.key(seed, "partition", name)))
     part = pack(train, owner, clients)
     if not matched_test:
-        return Federation(name, part, shared(test), classes)
+        return Federation(name, part, shared(test), classes, validation=kept)
     generator = rng.generator(rng.key(seed, "test partition", name))
     owner = match(part.label_counts(classes), test.labels, generator)
-    return Federation(name, part, pack(test, owner, clients), classes)
+    return Federation(name, part, pack(test, owner, clients), classes, validation=kept)
+
+
+def hold_out(name: str, examples: Examples, number: int, seed: int) -> tuple[Examples, Examples]:
+    """A number of random examples for the server, and the others, in their order."""
+    if not 0 < number < len(examples):
+        raise BadInput(
+            f"validation is {number}, but '{name}' has {len(examples)} training examples: give "
+            "fewer than that, so that the clients have some"
+        )
+    generator = rng.generator(rng.key(seed, "validation", name))
+    mine = np.zeros(len(examples), bool)
+    mine[generator.permutation(len(examples))[:number]] = True
+
+    def some(chosen: Array) -> Examples:
+        rows = torch.from_numpy(np.flatnonzero(chosen))
+        groups = None if examples.groups is None else examples.groups[chosen]
+        return Examples(examples.x[rows], examples.y[rows], groups)
+
+    return some(mine), some(~mine)
 
 
 def match(counts: Array, labels: Array, generator: np.random.Generator) -> Array:

@@ -28,7 +28,10 @@ def read() -> tuple[Examples, Examples]:
 
 
 def mnist(
-    partition: Partition | None = None, matched_test: bool = False, seed: int = 0
+    partition: Partition | None = None,
+    matched_test: bool = False,
+    validation: int = 0,
+    seed: int = 0,
 ) -> Federation:
     """MNIST: 60,000 handwritten digits of 28x28 pixels, and 10,000 for testing.
 
@@ -41,5 +44,6 @@ def mnist(
         partition or partitions.iid(),
         classes=10,
         matched_test=matched_test,
+        validation=validation,
         seed=seed,
     )

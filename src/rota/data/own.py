@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.data.federation import Federation, Part
+from rota.data.federation import Examples, Federation, Part
 from rota.errors import BadInput, first_line
 
 
@@ -20,12 +20,14 @@ def from_clients(
     classes: int | None = None,
     name: str = "own",
     ids: Sequence[str] = (),
+    validation: tuple[Any, Any] | None = None,
 ) -> Federation:
     """Make a federation from your own data: a list with one (x, y) pair per client.
 
     A pair holds tensors or arrays; None is a client without data. `test` is one (x, y) pair that
     all clients share, or a list with one pair per client. `classes` defaults to the largest integer
     label + 1; real-valued targets have none. `ids` are the clients' names, if they have some.
+    `validation` is one (x, y) pair of the server's own examples, for groupings that need some.
     """
     packed = _concat(_pairs(train, "train"), "train")
     packed_test = _concat([test] if isinstance(test, tuple) else _pairs(test, "test"), "test")
@@ -47,7 +49,16 @@ def from_clients(
     if classes is None:
         labels = not packed.y.is_floating_point()
         classes = int(max(packed.y.max(), packed_test.y.max())) + 1 if labels else 0
-    return Federation(name, packed, packed_test, classes, ids)
+    kept = None
+    if validation is not None:
+        held = _concat([validation], "validation")
+        if _form(held.x) != _form(packed.x) or _form(held.y) != _form(packed.y):
+            raise BadInput(
+                f"validation examples are {_form(held.x)} with targets {_form(held.y)}, but "
+                f"training examples {_form(packed.x)} with {_form(packed.y)}"
+            )
+        kept = Examples(held.x.to(widest), held.y)
+    return Federation(name, packed, packed_test, classes, ids, kept)
 
 
 def _pairs(given: Any, part: str) -> list[Any]:

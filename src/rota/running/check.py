@@ -53,6 +53,9 @@ def check(experiment: Experiment) -> None:
     for policy in experiment.policies.values():
         if hasattr(policy, "check"):
             policy.check()
+        for task, name in zip(experiment.tasks, experiment.names, strict=True):
+            if hasattr(policy, "check_task"):
+                policy.check_task(task, name)
     check_server(experiment.server)
     check_together(experiment)
     check_metrics(experiment.metrics, experiment.sampler, experiment.shares, experiment.rounds)

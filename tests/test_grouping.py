@@ -1,0 +1,477 @@
+"""Groupings: who learns with whom, what it costs, and what of a run goes on with new groups."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import federation, linear, network
+from sklearn.metrics import silhouette_score
+from test_store import PARTNERS, contents, same, stop_after
+
+import rota
+from rota.arrays import Array
+from rota.data import partition
+from rota.data.federation import Federation
+from rota.engine import make
+from rota.estimate import Adam
+from rota.experiment import Experiment, State
+from rota.grouping import GROUPINGS, Cfl, Groups, Ifca, Local, One, Pacfl, Selective, similar
+from rota.grouping.regroup import regroup
+from rota.loop import begin, play
+from rota.plan import Task
+from rota.policies import KINDS
+from rota.running.run import Interrupted, Run, execute
+from rota.sampling import SAMPLERS, Full
+from rota.submodel import Fixed
+from rota.world.availability import Availability
+
+THIRDS = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+SIZES = [5, 12, 7, 9, 8, 6, 10, 4, 11, 7, 9, 6]
+N = len(SIZES)
+
+
+def three_ways(balanced: float = 0.0, validation: int = 200, seed: int = 0) -> Task:
+    """Nine clients in three partitions of scikit-learn's digits."""
+    data = rota.data.digits(
+        partition.three_way(balanced, 9), matched_test=True, validation=validation, seed=seed
+    )
+    return Task(rota.models.logistic, data, lr=0.5, name="digits")
+
+
+def blobs(classes: int = 3) -> Federation:
+    """Small clients of three kinds, each with inputs of its own and two classes."""
+    data = federation(SIZES, classes=classes)
+    train = [data.train.of(client) for client in range(len(SIZES))]
+    for client, (x, y) in enumerate(train):
+        x += 6.0 * torch.nn.functional.one_hot(torch.tensor(client // 4), 4)
+        y.copy_(torch.where(torch.arange(len(y)) % 2 == 0, client // 4, (client // 4 + 1) % 3))
+    test = data.test.of(0)
+    own = rota.from_clients(train, test, classes=classes, name="blobs", validation=test)
+    return own
+
+
+def small(**changes: Any) -> Task:
+    return replace(Task(network, blobs(), batch=4, lr=0.3, name="blobs"), **changes)
+
+
+def members(run: Run) -> list[list[int]]:
+    """The groups of the run's last regrouping."""
+    told = [record["groups"] for record in run.records if "groups" in record]
+    found: list[list[int]] = next(iter(told[-1].values()))["members"]
+    return found
+
+
+# ---- similarities and groups
+
+
+def right(*rows: str) -> Array:
+    return np.array([[int(letter) for letter in row] for row in rows], np.uint8)
+
+
+def test_similarities_are_what_they_are_called() -> None:
+    a = right("110000", "000000", "111111")
+    overlap = [[2 / 6, 0, 2 / 6], [0, 0, 0], [2 / 6, 0, 1]]
+    jaccard = [[1, 0, 2 / 6], [0, 0, 0], [2 / 6, 0, 1]]
+    agreement = [[1, 4 / 6, 2 / 6], [4 / 6, 1, 0], [2 / 6, 0, 1]]
+    for measure, expected in (("overlap", overlap), ("jaccard", jaccard), ("agreement", agreement)):
+        np.testing.assert_allclose(similar.similarity(a, a, measure), expected)  # type: ignore[arg-type]
+
+
+def as_printed(near: Array, threshold: float, best: bool) -> list[int]:
+    """The corrected pseudo-code of Selective FedAvg, step by step."""
+    groups: list[list[int]] = []
+    for i in range(len(near)):
+        fits = [(min(near[i, k] for k in group), -g) for g, group in enumerate(groups)]
+        able = [each for each in fits if each[0] >= threshold]
+        if not able:
+            groups.append([i])
+        else:
+            groups[-(max(able) if best else max(able, key=lambda each: each[1]))[1]].append(i)
+    return [g for i in range(len(near)) for g, group in enumerate(groups) if i in group]
+
+
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("block", [4, 1024])
+def test_clients_are_placed_as_the_corrected_pseudo_code_says(
+    best: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similar, "BLOCK", block)
+    generator = np.random.default_rng(0)
+    for trial in range(30):
+        vectors = generator.random((13, 20)) < generator.uniform(0.2, 0.8, (13, 1))
+        near = similar.similarity(vectors, vectors, "jaccard")
+        threshold = float(generator.choice(near.ravel())) if trial % 2 else generator.random()
+        of = similar.place(lambda a, b: near[np.ix_(a, b)], np.full(13, -1), threshold, best)  # noqa: B023
+        assert of.tolist() == as_printed(near, threshold, best)
+
+
+def test_disjoint_blocks_are_three_groups_and_the_printed_comparison_mixes_them() -> None:
+    vectors = right(*["110000"] * 2, *["001100"] * 2, *["000011"] * 2)
+    near = similar.similarity(vectors, vectors, "overlap")
+    for best in (False, True):
+        of = similar.place(lambda a, b: near[np.ix_(a, b)], np.full(6, -1), 0.3, best)
+        assert of.tolist() == [0, 0, 1, 1, 2, 2]
+    printed = similar.place(lambda a, b: -near[np.ix_(a, b)], np.full(6, -1), -0.29)
+    assert printed.tolist() == [0, 1, 0, 1, 0, 1], "`<` puts those together that share nothing"
+
+
+def test_newcomers_join_groups_that_exist() -> None:
+    vectors = right("110000", "001100", "110000", "000011", "001000")
+    near = similar.similarity(vectors, vectors, "overlap")
+    known = np.array([0, 1, -1, -1, -1])
+    of = similar.place(lambda a, b: near[np.ix_(a, b)], known, 1 / 6)
+    assert of.tolist() == [0, 1, 0, 2, 1]
+    assert known.tolist() == [0, 1, -1, -1, -1]
+
+
+def test_silhouettes_are_scikit_learns() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        points = generator.random((12, 3))
+        distance = np.linalg.norm(points[:, None] - points, axis=2)
+        of = generator.integers(4, size=12)
+        of[:2] = 7, 9  # two clients alone
+        known = silhouette_score(distance, of, metric="precomputed")
+        assert similar.silhouette(distance, of) == pytest.approx(known)
+
+
+def crowd(clients: int, examples: int, kinds: int, noise: float) -> tuple[Array, Array]:
+    """Vectors of kinds of clients that know different examples, with errors."""
+    generator = np.random.default_rng(1)
+    kind = generator.integers(kinds, size=clients)
+    knows = np.arange(examples) % kinds == kind[:, None]
+    return (knows ^ (generator.random((clients, examples)) < noise)).astype(np.uint8), kind
+
+
+def agree(of: Array, kind: Array) -> bool:
+    """Whether two groupings are the same but for their numbers."""
+    pairs = len(np.unique(np.stack([of, kind]), axis=1).T)
+    return pairs == len(np.unique(of)) == len(np.unique(kind))
+
+
+def test_a_thousand_clients_are_grouped_in_seconds() -> None:
+    vectors, kind = crowd(1000, 5000, 7, 0.1)
+    began = time.process_time()
+    even, odd = vectors[:, ::2], vectors[:, 1::2]
+    threshold = similar.find_threshold(even, odd, "overlap")
+    near = similar.similarity(even, even, "overlap")
+    of = similar.place(lambda a, b: near[np.ix_(a, b)], np.full(1000, -1), threshold)
+    assert time.process_time() - began < 10, "5 s on two cores"
+    assert agree(of, kind)
+
+
+def test_many_clients_are_not_compared_in_pairs() -> None:
+    vectors, kind = crowd(20_000, 64, 3, 0.05)
+    compared = 0
+
+    def near(a: Array, b: Array) -> Array:
+        nonlocal compared
+        compared += len(a) * len(b)
+        return similar.similarity(vectors[a], vectors[b], "agreement")
+
+    of = similar.place(near, np.full(20_000, -1), 0.6, most=4)
+    assert compared < 20_000 * (similar.BLOCK + 3 * 4 * 4)
+    assert (
+        np.mean([(of[kind == k] == np.bincount(of[kind == k]).argmax()).mean() for k in range(3)])
+        > 0.99
+    )
+
+
+# ---- whole runs
+
+
+@pytest.mark.parametrize(
+    "grouping", [Selective(), Selective(similarity="agreement"), Pacfl(threshold=0.6), Cfl()]
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_true_partitions_are_recovered_where_nothing_is_shared(grouping: Any, seed: int) -> None:
+    run = rota.run([three_ways(seed=seed)], Full(), rounds=20, grouping=grouping, evaluate=20)
+    assert members(run) == THIRDS
+    assert list(run.models) == ["digits.0", "digits.1", "digits.2"]
+
+
+@pytest.mark.parametrize("grouping", [Selective(), Pacfl(), Cfl()])
+def test_one_group_is_plain_fedavg_where_all_is_balanced(grouping: Any) -> None:
+    task = three_ways(1.0)
+    plain = rota.run([task], Full(), rounds=4)
+    run = rota.run([task], Full(), rounds=4, grouping=grouping)
+    assert len(run.state.models) == 1
+    assert torch.equal(run.state.models[0].params, plain.state.models[0].params)
+    np.testing.assert_array_equal(run.state.shares, plain.state.shares)
+    assert [each["accuracy"] for each in run.records] == [
+        each["accuracy"] for each in plain.records
+    ]
+
+
+def test_the_default_is_one_group() -> None:
+    run = rota.run([small()], Full(), rounds=2)
+    assert isinstance(run.experiment.policies["grouping"], One)
+    again = rota.run([small()], Full(), rounds=2, grouping=One())
+    assert same(run.state, again.state)
+
+
+def test_selective_pays_for_its_extra_round() -> None:
+    task = small()
+    plain = rota.run([task], Full(), rounds=2)
+    run = rota.run([task], Full(), rounds=2, grouping=Selective(alone=3))
+    model = run.state.models[0].nbytes
+    assert run.state.bytes_up - plain.state.bytes_up == N * model
+    assert run.state.bytes_down - plain.state.bytes_down == N * model
+    first, usual = run.records[0], plain.records[0]
+    assert first["client_seconds"] == pytest.approx(4 * usual["client_seconds"])
+    assert first["asked_for_groups"] == 3 * N
+    assert run.records[1]["client_seconds"] == pytest.approx(plain.records[1]["client_seconds"])
+    assert "groups" not in run.records[1]
+    profile = run.experiment.devices.profile(N, 0)
+    link = 2 * model / profile.link[0]
+    computing = 3 * (usual["seconds"] - link)
+    assert run.state.seconds - plain.state.seconds == pytest.approx(computing + link, rel=1e-6)
+
+
+def test_local_models_are_trained_alone_for_as_long_as_in_several_rounds() -> None:
+    """The vectors are of the models that `local` grouping has after so many rounds."""
+    task = small()
+    alone = rota.run([task], Full(), rounds=3, grouping=Local())
+    experiment = Experiment([task], Full(), grouping=Selective(alone=3))
+    engine = make("sequential", experiment, "cpu")
+    state, _ = regroup(experiment, engine, begin(experiment, engine))
+    held = task.federation.validation
+    assert held is not None
+    packed = state.policies["grouping"]["right.0"]
+    bits = np.unpackbits(packed, axis=1, count=len(held)).astype(bool)
+    for client, (module, row) in enumerate(zip(alone.models.values(), bits, strict=True)):
+        with torch.no_grad():
+            known = (module.eval()(held.x).argmax(1) == held.y).numpy()
+        assert (known == row).mean() > 0.98, client
+
+
+def test_alone_every_client_has_a_model() -> None:
+    run = rota.run([small(), small(name="other")], Full(), rounds=2, grouping=Local())
+    assert len(run.state.models) == 2 * N
+    np.testing.assert_array_equal(run.state.shares, np.concatenate([np.eye(N)] * 2))
+
+
+def test_ifca_moves_clients_to_the_model_with_the_least_loss() -> None:
+    task = three_ways()
+    run = rota.run([task], Full(), rounds=6, grouping=Ifca(groups=3))
+    engine = make("sequential", run.experiment, "cpu")
+    state, toll = regroup(run.experiment, engine, run.state)
+    assert toll.told["asked_for_groups"] == 27
+    x, y = task.federation.train.x, task.federation.train.y
+    owner = np.repeat(np.arange(9), task.federation.train.sizes)
+    losses = []
+    for module in run.models.values():
+        with torch.no_grad():
+            each = torch.nn.functional.cross_entropy(module(x), y, reduction="none").numpy()
+        losses.append(np.bincount(owner, each) / np.bincount(owner))
+    np.testing.assert_array_equal(state.shares.argmax(axis=0), np.argmin(losses, axis=0))
+    assert agree(state.shares.argmax(axis=0), np.repeat([0, 1, 2], 3))
+
+
+def test_a_task_whose_model_always_begins_alike_cannot_be_ifcas() -> None:
+    with pytest.raises(rota.BadInput, match="ifca needs models that begin differently"):
+        rota.run([small(model=network((4,), 3))], Full(), rounds=1, grouping=Ifca())
+
+
+def test_selective_needs_examples_of_the_server() -> None:
+    task = Task(linear, federation(SIZES), name="blobs")
+    with pytest.raises(rota.BadInput, match=r"set data\.validation to their number"):
+        rota.run([task], Full(), rounds=1, grouping=Selective())
+
+
+def test_validation_examples_are_nobodys() -> None:
+    plain, held = (rota.data.digits(partition.iid(5), validation=n) for n in (0, 300))
+    assert held.validation is not None
+    assert len(held.validation) == 300
+    assert len(plain.train.y) - len(held.train.y) == 300
+    rows = {row.tobytes() for row in plain.train.x.numpy()}
+    mine = [row.tobytes() for row in held.validation.x.numpy()]
+    assert set(mine) <= rows
+    both = [*mine, *(row.tobytes() for row in held.train.x.numpy())]
+    assert sorted(both) == sorted(row.tobytes() for row in plain.train.x.numpy())
+    assert torch.equal(plain.test.x, held.test.x)
+    for wrong in (-1, 2000):
+        with pytest.raises(rota.BadInput, match=f"validation is {wrong}"):
+            rota.data.digits(validation=wrong)
+
+
+# ---- clients that come later, and new groups later
+
+
+def test_a_client_that_comes_later_is_placed_by_its_vector() -> None:
+    task = three_ways()
+    always = rota.run([task], Full(), rounds=8, grouping=Selective())
+    seldom = rota.run(
+        [task], Full(), rounds=8, grouping=Selective(), availability=Availability(0.5), seed=2
+    )
+    told = [record for record in seldom.records if "groups" in record]
+    asked = [record["asked_for_groups"] / 10 for record in told]
+    assert len(told) > 1
+    assert sum(asked) == 9, "each client is asked once"
+    for record in seldom.records:
+        drawn = [client for cohort in record["cohort"].values() for client in cohort]
+        assert len(drawn) == len(set(drawn))
+    assert sorted(map(sorted, members(seldom))) == members(always)
+
+
+def test_clients_without_a_group_are_not_drawn() -> None:
+    task = three_ways()
+    run = rota.run(
+        [task], Full(), rounds=1, grouping=Selective(), availability=Availability(0.5), seed=2
+    )
+    (told,) = [record["groups"]["digits"]["members"] for record in run.records]
+    placed = {client for group in told for client in group}
+    assert placed < set(range(9))
+    assert set(np.flatnonzero(run.state.shares.any(axis=0))) == placed
+    np.testing.assert_allclose(run.state.shares.sum(axis=1), 1)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Two groups, which are dealt anew in the third round."""
+
+    def init(self, shares: Array) -> Any:
+        return {}
+
+    def regroup(self, state: Any, at: Any) -> Any:
+        clients = np.arange(at.of.shape[1])
+        if at.now == 1:
+            return Groups(np.stack([clients % 2])), state
+        return (Groups(np.stack([clients // 6])) if at.now == 3 else None), state
+
+
+def played(experiment: Experiment, rounds: int) -> State:
+    engine = make("sequential", experiment, "cpu")
+    state = begin(experiment, engine)
+    for _ in range(rounds):
+        state, _ = play(experiment, engine, state)
+    return state
+
+
+def test_a_new_group_begins_at_the_mean_of_its_clients_models() -> None:
+    experiment = Experiment([small()], Full(), grouping=Halves(), rounds=4)
+    before = played(experiment, 2)
+    engine = make("sequential", experiment, "cpu")
+    after, _ = regroup(experiment, engine, before)
+    share = np.array(SIZES) / np.sum(SIZES)
+    for s, clients in enumerate((range(6), range(6, N))):
+        whole = share[list(clients)].sum()
+        expected = sum(share[i] / whole * before.models[i % 2].params for i in clients)
+        torch.testing.assert_close(after.models[s].params, expected)
+        buffers = sum(share[i] / whole * before.models[i % 2].buffers for i in clients)
+        torch.testing.assert_close(after.models[s].buffers, buffers)
+
+
+def test_what_is_about_clients_goes_on_and_what_is_about_models_begins_again() -> None:
+    experiment = Experiment(
+        [small()],
+        SAMPLERS["kvib"](budget=3),  # type: ignore[call-arg]
+        grouping=Halves(),
+        server=Adam(),
+        capacity=Fixed((1.0, 0.5)),
+        availability=Availability(0.9, known=False),
+        rounds=4,
+    )
+    before = played(experiment, 2)
+    assert before.policies["server"]
+    engine = make("sequential", experiment, "cpu")
+    after, _ = regroup(experiment, engine, before)
+    for kind in ("availability", "capacity", "devices"):
+        assert after.policies[kind] is before.policies[kind]
+    assert after.policies["server"] == {}
+    fresh = experiment.sampler.init(after.shares, 2)
+    for name, value in fresh.items():
+        np.testing.assert_array_equal(after.policies["sampler"][name], value)
+
+
+@dataclass(frozen=True)
+class Movers(Halves):
+    """The models stay, and one client moves."""
+
+    def regroup(self, state: Any, at: Any) -> Any:
+        of = np.arange(N) % 2
+        of[0] = at.now > 2
+        if at.now == 1:
+            return Groups(of[None]), state
+        return Groups(of[None], [[model.weights for model in at.models]]), state
+
+
+def test_a_server_goes_on_where_models_stay() -> None:
+    experiment = Experiment([small()], Full(), grouping=Movers(), server=Adam(), rounds=4)
+    before = played(experiment, 2)
+    after, _ = regroup(experiment, make("sequential", experiment, "cpu"), before)
+    assert after.policies["server"] is before.policies["server"]
+    assert not np.array_equal(after.shares, before.shares)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(N, int), np.zeros((1, N)), np.full((1, N), -2)])
+def test_a_grouping_that_returns_nonsense_is_refused(wrong: Array) -> None:
+    @dataclass(frozen=True)
+    class Wrong(Halves):
+        def regroup(self, state: Any, at: Any) -> Any:
+            return Groups(wrong), state
+
+    with pytest.raises(rota.BadInput, match="the grouping's groups have shape"):
+        rota.run([small()], Full(), rounds=1, grouping=Wrong())
+
+
+# ---- all other policies run inside of groups
+
+
+WITHIN = [
+    (kind, name)
+    for kind in ("sampler", "estimator", "server", "capacity", "submodel", "availability")
+    for name in KINDS[kind].members
+]
+
+
+@pytest.mark.parametrize(("kind", "member"), WITHIN)
+def test_every_policy_runs_inside_groups(kind: str, member: str, tmp_path: Path) -> None:
+    """Through a new grouping, with nothing special, and resumed to the byte."""
+    policy = KINDS[kind].members[member]
+    partners = {"capacity": Fixed((1.0, 0.5))} if kind == "submodel" else PARTNERS.get(policy, {})
+    grouping = Selective(alone=2, similarity="jaccard", threshold=0.6, every=2)
+    experiment = Experiment([small()], Full(), rounds=5, grouping=grouping)
+    through(experiment.using(**{kind: policy()}, **partners), tmp_path)
+
+
+@pytest.mark.parametrize("member", GROUPINGS)
+def test_every_grouping_is_resumed_to_the_byte(member: str, tmp_path: Path) -> None:
+    grouping = GROUPINGS[member]()
+    experiment = Experiment(
+        [small(), small(model=linear, name="other")],
+        SAMPLERS["kvib"](budget=5),  # type: ignore[call-arg]
+        KINDS["estimator"].members["fedvarp"](),
+        server=Adam(),
+        availability=Availability(0.7, memory=0.5),
+        grouping=grouping,
+        rounds=6,
+    )
+    through(experiment, tmp_path)
+
+
+def through(experiment: Experiment, folder: Path) -> None:
+    whole = execute(experiment, engine="sequential", out=folder / "whole")
+    for number in (1, 3):
+        out = folder / f"run {number}"
+        stop = stop_after(number, KeyboardInterrupt())
+        with pytest.raises(Interrupted):
+            execute(experiment, engine="sequential", out=out, watch=stop)
+        resumed = execute(experiment, engine="sequential", out=out, resume=True)
+        assert same(resumed.state, whole.state)
+        assert contents(out) == contents(folder / "whole")
+
+
+@pytest.mark.parametrize("member", GROUPINGS)
+def test_engines_agree_on_groups(member: str) -> None:
+    experiment = Experiment([three_ways()], Full(), grouping=GROUPINGS[member](), rounds=5)
+    one, two = (execute(experiment, engine=engine) for engine in ("sequential", "batched"))
+    np.testing.assert_array_equal(one.state.shares, two.state.shares)
+    for a, b in zip(one.state.models, two.state.models, strict=True):
+        torch.testing.assert_close(a.params, b.params, rtol=1e-3, atol=1e-4)
