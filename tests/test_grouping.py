@@ -382,8 +382,11 @@ def test_what_is_about_clients_goes_on_and_what_is_about_models_begins_again() -
     assert before.policies["server"]
     engine = make("sequential", experiment, "cpu")
     after, _ = regroup(experiment, engine, before)
-    for kind in ("availability", "capacity", "devices"):
+    for kind in ("availability", "devices"):
         assert after.policies[kind] is before.policies[kind]
+    np.testing.assert_array_equal(
+        after.policies["capacity"]["width"], before.policies["capacity"]["width"]
+    )
     assert after.policies["server"] == {}
     fresh = experiment.sampler.init(after.shares, 2)
     for name, value in fresh.items():

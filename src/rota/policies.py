@@ -158,6 +158,7 @@ KINDS: dict[str, Kind] = {
             ("init", "widths", "observe"),
             lambda capacity, at: capacity.init(at.shares, at.seed),
             usual="whole",
+            about="models",
         ),
         Kind(
             "submodel",

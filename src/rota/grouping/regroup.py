@@ -4,11 +4,11 @@ Groups are rows of the shares matrix, so that whatever works with several models
 groups. When the rows change, policies whose state is about the old rows begin again:
 
 - What is about models begins again when models come, go or are mixed: a server optimiser's moments,
-  remembered updates, invariant units and the norms that admission expects belong to weights that
-  do not exist any more.
+  invariant units and the norms that admission expects belong to weights that do not exist any
+  more, and a capacity's times are one per model and client.
 - What is about shares begins again when any client changes its group: samplers and estimators
   remember norms and updates of pairs (model, client).
-- What is about clients goes on: their availability, their devices, and their capacity.
+- What is about clients goes on: their availability, and what a grouping knows of them.
 """
 
 from __future__ import annotations
