@@ -119,7 +119,7 @@ class Occasion:
         self.asked.append((job.plan, seen))
         for reply in self.engine.train(job):
             chunk = admit(reply, job, seen)
-            if not len(chunk.rows):
+            if chunk is None:
                 continue
             seen.add(chunk)
             came = np.flatnonzero(chunk.ok)
