@@ -528,3 +528,26 @@ def test_one_method_of_one_object_is_one_score(blobs: Federation) -> None:
         [Task(linear, blobs, score=judge.score, name=name) for name in "ab"], Full(), rounds=1
     )
     assert run.summary["accuracy"] is not None
+
+
+def test_python_hears_of_a_run_that_went_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    """The command line's sentences about divergence and failures, as warnings."""
+    data = rota.from_clients(
+        [(torch.full((4, 1), 10.0), torch.zeros(4, 1))] * 3,
+        (torch.full((4, 1), 10.0), torch.zeros(4, 1)),
+    )
+    task = Task(
+        torch.nn.Linear(1, 1, bias=False),
+        data,
+        lr=10,
+        batch=None,
+        loss=lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=1),
+        score=lambda outputs, targets: -(outputs - targets).abs().mean(dim=1),
+        name="line",
+    )
+    rota.run([task], rota.sampling.Full(), rounds=3)
+    assert not caplog.records
+    finished = rota.run([task], rota.sampling.Full(), rounds=7)
+    assert finished.summary["loss"] == np.inf
+    said = [record.getMessage() for record in caplog.records]
+    assert "the loss of 'line' is not finite: a lower lr may help" in said

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
-from typing import Any
 
 from rota.cli.progress import loss, score
 from rota.report import numbers
+from rota.running.summary import Summary, diverged, failed
 
-Summary = dict[str, Any]
-"""A run's summary.json; in a comparison it also has the name of its `run`."""
 Setting = list[Summary]
 """The summaries of the runs that differ only in their seed."""
 
@@ -211,27 +207,3 @@ def reached(summary: Summary) -> str:
     if missed:
         words.append(f"not reached by {', '.join(missed)}")
     return f"target {'; '.join(words)}"
-
-
-def failed(*summaries: Summary) -> str:
-    """How many rows failed, and for which of several models; empty where none did."""
-    counts: Counter[str] = Counter()
-    for summary in summaries:
-        for name, model in summary["models"].items():
-            counts[name] += model["failures"]
-    n = sum(summary["failures"] for summary in summaries)
-    if not n:
-        return ""
-    each = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-    where = f" ({each})" if len(counts) > 1 else ""
-    return f"{n} training{'s' * (n != 1)} could not be used{where}: the report says why"
-
-
-def diverged(*summaries: Summary) -> str:
-    """Which models' losses are no longer finite; empty where all are."""
-    lost: dict[str, None] = {}
-    for summary in summaries:
-        for name, model in summary["models"].items():
-            if model["loss"] is None or not math.isfinite(model["loss"]):
-                lost[f"'{name}'"] = None
-    return f"the loss of {' and '.join(lost)} is not finite: a lower lr may help" if lost else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from rota.plan import Task
 from rota.recipe.describe import describe
 from rota.running.check import check, warn
 from rota.running.record import Record, columns, reached
-from rota.running.summary import refuse_fewer, refuse_stuck, summarise
+from rota.running.summary import diverged, failed, refuse_fewer, refuse_stuck, summarise
 from rota.running.watch import Watch, Watcher, tell, watchers
 from rota.sampling import Sampler
 from rota.sampling.metrics import Meter
@@ -107,7 +108,7 @@ def run(
         metrics=metrics,
         **policies,
     )
-    return execute(
+    finished = execute(
         experiment,
         engine=engine,
         device=device,
@@ -116,6 +117,11 @@ def run(
         resume=resume,
         watch=watch,
     )
+    told = "'failures' in the run's records says why"
+    for wrong in (diverged(finished.summary), failed(finished.summary, told=told)):
+        if wrong:
+            logging.getLogger("rota").warning(wrong)
+    return finished
 
 
 def execute(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any
 
 from rota.admission import NOT_FINITE
@@ -11,6 +13,8 @@ from rota.experiment import Experiment
 from rota.running.record import ASKED, Record, at, finite, tested
 from rota.sampling.metrics import SUMMED
 
+Summary = dict[str, Any]
+"""A run's summary.json; in a comparison it also has the name of its `run`."""
 PATIENCE = 5
 """A run ends after this many consecutive rounds with failed clients and no usable update."""
 
@@ -93,3 +97,27 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
         "failures": sum(len(line["failures"]) for line in records),
         "wall_seconds": round(wall_seconds, 3),
     }
+
+
+def failed(*summaries: Summary, told: str = "the report says why") -> str:
+    """How many rows failed, and for which of several models; empty where none did."""
+    counts: Counter[str] = Counter()
+    for summary in summaries:
+        for name, model in summary["models"].items():
+            counts[name] += model["failures"]
+    n = sum(summary["failures"] for summary in summaries)
+    if not n:
+        return ""
+    each = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    where = f" ({each})" if len(counts) > 1 else ""
+    return f"{n} training{'s' * (n != 1)} could not be used{where}: {told}"
+
+
+def diverged(*summaries: Summary) -> str:
+    """Which models' losses are no longer finite; empty where all are."""
+    lost: dict[str, None] = {}
+    for summary in summaries:
+        for name, model in summary["models"].items():
+            if model["loss"] is None or not math.isfinite(model["loss"]):
+                lost[f"'{name}'"] = None
+    return f"the loss of {' and '.join(lost)} is not finite: a lower lr may help" if lost else ""
