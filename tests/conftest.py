@@ -9,6 +9,7 @@ from torch import nn
 
 import rota
 from rota.data.federation import Federation
+from rota.engine import ENGINES
 
 torch.set_num_threads(1)
 
@@ -42,3 +43,7 @@ def network(shape: tuple[int, ...], classes: int) -> nn.Module:
 @pytest.fixture
 def blobs() -> Federation:
     return federation([5, 12, 20, 31, 8, 17])
+
+
+HERE = [name for name in ENGINES if name != "flower"]
+"""The engines that train in this process."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import federation, linear, network
+from conftest import HERE, federation, linear, network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -19,7 +19,7 @@ from torch import nn
 import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
-from rota.engine import ENGINES, Batched, Engine, backends, local, make, native, trials
+from rota.engine import Batched, Engine, backends, local, make, native, trials
 from rota.engine.backends.graphs import in_parts
 from rota.engine.flops import step_flops
 from rota.engine.group import Group, Result
@@ -117,7 +117,7 @@ WORK = {
 SIZES = [9, 23, 16, 40]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", HERE)
 class TestEveryEngine:
     @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
     @pytest.mark.parametrize("model", [linear, mlp])

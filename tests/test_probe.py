@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import federation, linear, network
+from conftest import HERE, federation, linear, network
 from test_loop import fragile, sick
 from torch import nn
 
@@ -17,7 +17,7 @@ import rota
 from rota import loop, weights
 from rota.arrays import Array
 from rota.data.federation import Federation
-from rota.engine import ENGINES, Engine, Sequential, make
+from rota.engine import Engine, Sequential, make
 from rota.estimate import FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.experiment import Experiment, State
 from rota.plan import Chunk, Job, Model, Plan, Question, Seen, Task, whole
@@ -100,7 +100,7 @@ def test_a_watching_sampler_sees_each_admitted_chunk_of_the_probe() -> None:
     assert memory["norm"][[0, 2]] == pytest.approx(norms)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", HERE)
 def test_norms_and_updates_are_those_of_training(blobs: Federation, engine: str) -> None:
     task, asked = Task(network, blobs, batch=6), [4, 1, 5]
     state, _, machine = one_round(task, Asks("update", asked, [0]), engine)
@@ -117,7 +117,7 @@ def test_norms_and_updates_are_those_of_training(blobs: Federation, engine: str)
     assert plain.policies["sampler"]["norm"] == pytest.approx(state.policies["sampler"]["norm"])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", HERE)
 def test_losses_are_the_global_models_on_the_clients_training_examples(
     blobs: Federation, engine: str
 ) -> None:
@@ -236,7 +236,7 @@ def test_those_who_failed_when_asked_are_written_down(what: str, reason: str) ->
     ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", HERE)
 def test_what_estimators_pay(blobs: Federation, engine: str) -> None:
     """In a round of six clients, three of them drawn."""
     model, sizes = (4 * 3 + 3) * 4, np.array(SIZES)
@@ -342,7 +342,7 @@ class Listening(Asks):
         return {**state, "seen": seen.norm}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", HERE)
 @pytest.mark.parametrize(
     "estimator", [FedVarp(), FedStale(beta=0.5), StaleVr(), StaleVre(), Mifa()], ids=repr
 )
@@ -369,7 +369,7 @@ def test_samplers_hear_and_see_what_is_weighed(
     assert second.policies["sampler"]["seen"] == pytest.approx(expected[[4, 1]], rel=1e-4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", HERE)
 def test_who_is_asked_trains_as_the_drawn_do(blobs: Federation, engine: str) -> None:
     """SCAFFOLD's corrections are made before the draw too."""
     task = Task(linear, blobs, epochs=3)

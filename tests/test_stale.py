@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import federation, linear
+from conftest import HERE, federation, linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -24,7 +24,7 @@ import rota
 from rota import loop, rng
 from rota.arrays import Array
 from rota.data.federation import Federation
-from rota.engine import ENGINES, make
+from rota.engine import make
 from rota.errors import BadInput
 from rota.estimate import (
     ESTIMATORS,
@@ -689,7 +689,7 @@ def test_they_learn(sampler: str, estimator: Any) -> None:
     assert run.summary["accuracy"] > 0.8
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", HERE)
 def test_fedvarp_of_everybody_is_full_participation(engine: str) -> None:
     """With full participation, the memory makes no difference."""
     task = Task(linear, federation([12, 5, 20, 9]))
@@ -705,7 +705,7 @@ def test_fedvarp_of_everybody_is_full_participation(engine: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", HERE)
 @pytest.mark.parametrize("estimator", [FedVarp, StaleVr, StaleVre, Mifa, Scaffold])
 def test_on_a_gpu_wherever_the_memory_is(estimator: Any, engine: str, place: Place) -> None:
     data = federation([12, 5, 20, 9, 14, 17])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import HERE
 
 import rota
 import rota.testing
@@ -465,7 +466,7 @@ def test_an_estimator_that_claims_to_be_unbiased() -> None:
 # --- engines
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize(
     "check",
     [*engines.CHECKS, engines.check_same, engines.check_local, engines.check_losses],

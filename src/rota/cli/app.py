@@ -15,13 +15,16 @@ import typer
 import rota
 from rota.cli import loading
 from rota.cli.bench import bench
+from rota.cli.client import client
 from rota.cli.compare import compare
 from rota.cli.doctor import doctor
+from rota.cli.keys import keys
 from rota.cli.list import list_
 from rota.cli.output import Stopped, interrupted, print_line
 from rota.cli.report import report
 from rota.cli.reproduce import reproduce
 from rota.cli.run import run
+from rota.cli.serve import serve
 from rota.errors import BadInput, did_you_mean, what_and_where
 
 app = typer.Typer(
@@ -54,6 +57,9 @@ app.command()(report)
 app.command()(reproduce)
 app.command()(bench)
 app.command()(doctor)
+app.command()(serve)
+app.command()(client)
+app.command()(keys)
 
 USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 """What typer raises for wrong arguments. It exports only one subclass of it."""

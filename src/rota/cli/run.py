@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +23,9 @@ from rota.cli.options import (
 from rota.cli.output import Stopped, interrupted, print_json, print_line
 from rota.cli.report import write_page
 from rota.errors import BadInput, what_and_where
+
+if TYPE_CHECKING:
+    from rota.experiment import Experiment  # which loads torch
 
 
 def run(
@@ -86,11 +90,18 @@ def _resuming(what: list[str], out: Path, how: dict[str, Any]) -> str:
 
 
 def train(
-    config: dict[str, Any], title: str, out: Path, how: dict[str, Any], resume: bool, again: str
+    config: dict[str, Any],
+    title: str,
+    out: Path,
+    how: dict[str, Any],
+    resume: bool,
+    again: str,
+    build: Callable[[dict[str, Any]], Experiment] | None = None,
 ) -> dict[str, Any]:
     """Train one config in its folder, show the progress, and return the summary.
 
-    `how` is passed to `execute`; `again` is the command that resumes this run.
+    `how` is passed to `execute`; `again` is the command that resumes this run. `build` makes the
+    experiment, if its data are elsewhere.
     """
     with loading():
         from rota import recipe as recipes
@@ -102,7 +113,7 @@ def train(
     config = recipes.resolve(config)
     check_folder(config, out, resume)  # before the data are loaded
     with progress.waiting("loading the data", still=True):
-        experiment = recipes.build(config)
+        experiment = (build or recipes.build)(config)
     try:
         with progress.rounds(title, experiment.rounds) as watch:
             done = execute(experiment, **how, out=out, resume=resume, config=config, watch=watch)

@@ -34,7 +34,7 @@ def folder(path: str | Path, classes: int | None = None) -> Federation:
         raise BadInput(
             f"{root} is not a folder: give the path of a folder with one .npz file per client"
         )
-    clients = sorted((p for p in root.glob("*.npz") if p.name != SHARED), key=_in_order)
+    clients = sorted((p for p in root.glob("*.npz") if p.name != SHARED), key=in_order)
     if not clients:
         raise BadInput(
             f"{root} has no .npz files: put one per client there, with the arrays x and y"
@@ -44,7 +44,7 @@ def folder(path: str | Path, classes: int | None = None) -> Federation:
     test: list[Pair] = []
     held = 0.0
     for file in [*clients, *([root / SHARED] if shared else [])]:
-        arrays = _load(file, held)
+        arrays = read(file, held)
         own = "x_test" in arrays or "y_test" in arrays
         if shared and own:
             raise BadInput(
@@ -56,10 +56,10 @@ def folder(path: str | Path, classes: int | None = None) -> Federation:
                 f"{file} has no test set: add x_test and y_test to it, or put a {SHARED} that all "
                 f"share into {root}"
             )
-        pair = _pair(file, arrays, "x", "y")
+        pair = pair_of(file, arrays, "x", "y")
         (test if file.name == SHARED else train).append(pair)
         if own:
-            test.append(_pair(file, arrays, "x_test", "y_test"))
+            test.append(pair_of(file, arrays, "x_test", "y_test"))
         held += sum(array.nbytes for array in (*pair, *(test[-1] if own else ())))
     _check_alike(clients, train, clients[0], train[0])
     _check_alike([root / SHARED] if shared else clients, test, clients[0], train[0])
@@ -72,13 +72,13 @@ def folder(path: str | Path, classes: int | None = None) -> Federation:
     )
 
 
-def _in_order(path: Path) -> list[tuple[int, str]]:
+def in_order(path: Path) -> list[tuple[int, str]]:
     """A key that sorts names by the numbers in them."""
     words = re.split(r"([0-9]+)", path.name)
     return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
 
 
-def _load(file: Path, held: float) -> dict[str, Array]:
+def read(file: Path, held: float) -> dict[str, Array]:
     """The arrays of a file; `held` bytes are in memory already."""
     advice = "write it again with np.savez"
     if not file.is_file():
@@ -105,7 +105,7 @@ def _load(file: Path, held: float) -> dict[str, Array]:
     return arrays
 
 
-def _pair(file: Path, arrays: dict[str, Array], x: str, y: str) -> Pair:
+def pair_of(file: Path, arrays: dict[str, Array], x: str, y: str) -> Pair:
     for name in (x, y):
         if name not in arrays:
             raise BadInput(f"{file} has no array named {name}: add it")

@@ -46,6 +46,13 @@ class Options:
     autocast: torch.dtype | None = None
 
 
+class Maker(Protocol):
+    """What makes an engine; the classes in ENGINES are such."""
+
+    def make(self, experiment: Experiment, options: Options) -> Engine:
+        """The engine for an experiment."""
+
+
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -67,15 +74,16 @@ def where(device: str) -> str:
 
 
 def make(
-    name: str, experiment: Experiment, device: str = "auto", precision: str = "fp32"
+    name: str | Maker, experiment: Experiment, device: str = "auto", precision: str = "fp32"
 ) -> Engine:
     """Make an engine by its name ("auto": the fastest) on a device ("auto": a GPU if there is one).
 
+    Instead of a name, anything with `make` will do, such as a fleet of clients that has met.
     `precision` "tf32" (on a GPU) and "bf16" make products and convolutions faster, and round more.
     """
     if name == "auto":
         name = "batched"  # it leaves to the sequential engine what it cannot stack
-    if name not in ENGINES:
+    if isinstance(name, str) and name not in ENGINES:
         raise BadInput(f"unknown engine '{name}': {did_you_mean(name, ['auto', *ENGINES])}")
     device = where(device)
     if precision not in choices.PRECISIONS:
@@ -85,5 +93,5 @@ def make(
         tf32 = precision != "fp32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     autocast = torch.bfloat16 if precision == "bf16" else None
-    engine: Engine = ENGINES[name].make(experiment, Options(torch.device(device), autocast))
-    return engine
+    maker: Maker = ENGINES[name] if isinstance(name, str) else name
+    return maker.make(experiment, Options(torch.device(device), autocast))

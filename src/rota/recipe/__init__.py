@@ -9,6 +9,7 @@ from rota.recipe.config import (
     override,
     read,
     resolve,
+    task_of,
     text,
     top_keys,
     value_of,
@@ -23,7 +24,8 @@ __all__ = [
     "override",
     "read",
     "resolve",
-    "text",
+    task_of,
+    text,
     "top_keys",
     "value_of",
 ]

@@ -400,11 +400,12 @@ def _build_tasks(config: Config) -> list[Task]:
     tasks = []
     for number, table in enumerate(config["task"]):
         with at(f"task.{number}" if len(config["task"]) > 1 else ""):
-            tasks.append(_build_task(table, config["seed"]))
+            tasks.append(task_of(table, _build_data(table, config["seed"])))
     return tasks
 
 
-def _build_task(table: Config, seed: int) -> Task:
+def task_of(table: Config, data: Federation) -> Task:
+    """The task that a resolved table describes, with these data."""
     work = {key: table[key] for key in TASK if key in table}
     if work["batch"] == "all":
         work["batch"] = None
@@ -413,7 +414,7 @@ def _build_task(table: Config, seed: int) -> Task:
         model=functools.partial(
             registry.find("models", model["name"]), **registry.arguments("models", model)
         ),
-        data=_build_data(table, seed),
+        data=data,
         **work,
     )
 

@@ -6,6 +6,7 @@ It imports nothing, so that the command line can show and complete the names wit
 ENGINES = {
     "sequential": "rota.engine.sequential:Sequential",
     "batched": "rota.engine.batched:Batched",
+    "flower": "rota.flower:Flower",
 }
 """Name -> module:class. The class has `make(experiment, options)`, which returns an Engine."""
 DEVICES = ("cpu", "cuda")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from rota import loop, weights
-from rota.engine import Engine, make
+from rota.engine import Engine, Maker, make
 from rota.errors import BadInput
 from rota.experiment import Experiment, State
 from rota.hints import shown
@@ -127,7 +127,7 @@ def run(
 def execute(
     experiment: Experiment,
     *,
-    engine: str = "auto",
+    engine: str | Maker = "auto",
     device: str = "auto",
     precision: str = "fp32",
     out: Path | None = None,
@@ -140,9 +140,9 @@ def execute(
     check(experiment)
     warn(experiment)
     machine = make(engine, experiment, device, precision)
-    state = loop.begin(experiment, machine)
     config = config or describe(experiment)
     try:
+        state = loop.begin(experiment, machine)
         if out is None:
             return _watched(experiment, machine, state, None, config, told)
         from rota.running.folder import Folder
@@ -151,6 +151,9 @@ def execute(
             return _watched(experiment, machine, state, folder, config, told)
     except KeyboardInterrupt as stop:
         raise Interrupted(out) from stop
+    finally:
+        if hasattr(machine, "close"):  # an engine with processes of its own
+            machine.close()
 
 
 def _watched(

@@ -1,0 +1,318 @@
+"""The engine whose clients are other machines: it sends jobs as letters, and reads the replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.data.federation import Federation, Part
+from rota.engine.score import Score
+from rota.engine.sequential import Sequential
+from rota.errors import BadInput
+from rota.flower import spec
+from rota.flower.codec import pack, unpack, vector
+from rota.flower.fleet import Answer, Ask, Fleet, number
+from rota.flower.letter import OWN, VERSION, Letter, Refused
+from rota.plan import Chunk, Costs, Job, Model, Seen
+from rota.weights import Weights
+
+if TYPE_CHECKING:
+    from rota.engine import Options
+    from rota.experiment import Experiment
+
+
+class Remote:
+    """Trains on the nodes of a fleet.
+
+    What needs no client is done here by the reference engine: the first models, and the tests.
+    """
+
+    def __init__(
+        self, experiment: Experiment, fleet: Fleet, options: Options, tests: Sequence[Federation]
+    ) -> None:
+        fleet.rules.check()
+        self.fleet, self.seed, self.stack = fleet, experiment.seed, ExitStack()
+        pairs = zip(experiment.tasks, experiment.names, strict=True)
+        self.tasks = [
+            replace(task, name=name, data=tests[t] if tests else task.federation)
+            for t, (task, name) in enumerate(pairs)
+        ]
+        self.told = [spec.tell(task, task.name) for task in self.tasks]
+        self.ids = experiment.tasks[0].roster.ids
+        profile = experiment.devices.profile(len(self.ids), self.seed)
+        self.local = Sequential(self.tasks, profile, self.seed, options.device)
+        self.numbers = {name: i for i, name in enumerate(self.ids)}
+
+    def close(self) -> None:
+        """Stop what was started for this engine."""
+        self.stack.close()
+
+    def initial(self) -> list[Model]:
+        """The models before the first round, one per task."""
+        return self.local.initial()
+
+    def evaluate(self, models: list[Model], which: Sequence[int] | None = None) -> list[Score]:
+        """The test losses and scores of all models, or of those with the numbers `which`."""
+        return self.local.evaluate(models, which)
+
+    def train(self, job: Job) -> Iterator[Chunk]:
+        """Send the rows of a job to where their clients are, and give what comes back."""
+        chunks = self._chunks(job)
+        yield from in_order(chunks, len(job.plan)) if self.fleet.rules.ordered else chunks
+
+    def _chunks(self, job: Job) -> Iterator[Chunk]:
+        asks, absent = self._asks(job, "train", {})
+        for row, why in absent:
+            yield self._failed(job, row, why, 0)
+        fine: dict[str, bool] = {}
+        for answer in self.fleet.exchange(asks, job.now):
+            for chunk in self._read(job, answer):
+                name = self.ids[int(job.plan.client[chunk.rows[0]])]
+                fine[name] = fine.get(name, True) and not chunk.reason[0]
+                yield chunk
+        for name, good in fine.items():
+            self.fleet.judge(name, good, job.now)
+
+    def losses(self, job: Job, examples: int | None = None) -> Seen:
+        """Each row's mean loss over its client's training examples, or over some at random."""
+        seen = Seen.nothing(len(job.plan))
+        seen.examples[:] = 0
+        asks, absent = self._asks(job, "losses", {"examples": examples})
+        for row, why in absent:
+            seen.reason[row] = why
+        for answer in self.fleet.exchange(asks, job.now):
+            rows, up, down = answer.ask.rows, 0, answer.ask.nbytes // len(answer.ask.rows)
+            seen.costs.down[rows] = down
+            if isinstance(answer.reply, str):
+                for row in rows.tolist():
+                    seen.reason[row] = answer.reply
+                continue
+            told, up = _rows(answer, job.now), answer.reply.nbytes // len(rows)
+            for row, each in told.items():
+                loss = number(each.get("loss"))
+                computing = number(each.get("computing"), 0)
+                seen.loss[row], seen.examples[row] = loss, number(each.get("examples"), 0)
+                seen.reason[row] = "" if np.isfinite(loss) else "the loss is not finite"
+                seen.costs.up[row], seen.costs.computing[row] = up, computing
+                seen.costs.seconds[row] = answer.seconds / len(rows)
+        seen.loss[~np.isfinite(seen.loss)] = np.nan
+        return seen
+
+    # --- what is asked
+
+    def _asks(
+        self, job: Job, kind: str, more: dict[str, Any]
+    ) -> tuple[list[Ask], list[tuple[int, str]]]:
+        """One letter per node, and the rows that nobody can be asked for."""
+        self.fleet.refresh()
+        groups: dict[int, list[int]] = {}
+        absent = []
+        for row, client in enumerate(job.plan.client.tolist()):
+            why = self.fleet.absent(self.ids[client], job.now)
+            if why:
+                absent.append((row, why))
+            else:
+                groups.setdefault(self.fleet.home[self.ids[client]], []).append(row)
+        shared: dict[tuple[int, int], bytes] = {}
+        asks = []
+        for node, rows in groups.items():
+            names = [self.ids[client] for client in job.plan.client[rows].tolist()]
+
+            def make(node: int, rows: list[int] = rows) -> Letter:
+                return self._letter(job, kind, more, node, rows, shared)
+
+            asks.append(Ask(node, np.array(rows), names, make))
+        return asks, absent
+
+    def _letter(
+        self,
+        job: Job,
+        kind: str,
+        more: dict[str, Any],
+        node: int,
+        rows: list[int],
+        shared: dict[tuple[int, int], bytes],
+    ) -> Letter:
+        """What a node has to know to do these rows."""
+        plan, parts, own = job.plan, dict[str, bytes](), dict[str, Tensor]()
+        used = sorted({int(plan.cut[row]) for row in rows} - {0}) if plan.cut is not None else []
+        place = {0: 0, **{k: i for i, k in enumerate(used, start=1)}}
+        told = []
+        for row in rows:
+            s, k = int(plan.model[row]), 0 if plan.cut is None else int(plan.cut[row])
+            told.append([row, self.ids[int(plan.client[row])], s, place[k]])
+            one = np.array([row])
+            if job.local.start is not None:
+                params, buffers = job.local.start(one)
+                own[f"start.{row}"], own[f"buffers.{row}"] = params[0], buffers[0]
+            else:
+                if (s, k) not in shared:
+                    shared[s, k] = _pack(job, s, k)
+                parts[f"model.{s}.{place[k]}"] = shared[s, k]
+            for what in ("anchor", "shift"):
+                vectors = getattr(job.local, what)
+                if vectors is not None:
+                    own[f"{what}.{row}"] = vectors(one)[0]
+        mine = self.fleet.members.get(node, {})
+        head = {
+            "version": VERSION,
+            "round": job.now,
+            "seed": self.seed,
+            "clients": len(self.ids),
+            "tasks": self.told,
+            "mine": {name: self.numbers[name] for name in mine if name in self.numbers},
+            "models": [model.task for model in job.models],
+            "cuts": [
+                {
+                    "model": plan.cuts[k - 1].model,
+                    "kept": [each.tolist() for each in plan.cuts[k - 1].cut.kept],
+                }
+                for k in used
+            ],
+            "rows": told,
+            **more,
+        }
+        return Letter(kind, head, {OWN: pack(own) if own else b"", **parts})
+
+    # --- what came back
+
+    def _read(self, job: Job, answer: Answer) -> Iterator[Chunk]:
+        """The rows of a reply; those that it should have, and does not, are failed rows."""
+        rows, reply = answer.ask.rows.tolist(), answer.reply
+        down = answer.ask.nbytes // len(rows)
+        if isinstance(reply, str):
+            for row in rows:
+                yield self._failed(job, row, reply, down)
+            return
+        try:
+            told, tensors = _rows(answer, job.now), unpack(reply.parts.get(OWN))
+        except Refused as why:
+            for row in rows:
+                yield self._failed(job, row, str(why), down)
+            return
+        computing = {row: number(each.get("computing"), 0) for row, each in told.items()}
+        transfer = max(0.0, answer.seconds - float(np.nansum(list(computing.values()))))
+        up = reply.nbytes // len(rows)
+        for row in rows:
+            if row not in told:
+                yield self._failed(job, row, "its reply does not have this row", down)
+                continue
+            each, reason = told[row], str(told[row].get("reason") or "")[:1000]
+            like = self._like(job, row)
+            update, buffers = torch.zeros_like(like.params), like.buffers
+            if not reason:
+                try:
+                    update = vector(tensors, f"update.{row}", like.params)
+                    buffers = vector(tensors, f"buffers.{row}", like.buffers)
+                except Refused as why:
+                    reason = str(why)
+            steps, seen = number(each.get("steps"), 0), number(each.get("examples"), 0)
+            if not (steps.is_integer() and seen.is_integer()):
+                steps, seen, reason = 0, 0, reason or "its numbers of steps and examples are wrong"
+            seconds = computing[row] + transfer / len(rows)
+            yield self._chunk(
+                job,
+                row,
+                Weights(update, buffers),
+                (number(each.get("loss")), int(steps), int(seen)),
+                Costs(*(np.array([v]) for v in (seconds, computing[row], up, down))),
+                reason,
+            )
+
+    def _like(self, job: Job, row: int) -> Weights:
+        model, part = job.models[int(job.plan.model[row])].weights, job.plan.held(row)
+        return model if part is None else part.of(model)
+
+    def _failed(self, job: Job, row: int, why: str, down: int) -> Chunk:
+        like = self._like(job, row)
+        costs = Costs(np.array([np.nan]), np.array([np.nan]), np.array([0]), np.array([down]))
+        empty = Weights(torch.zeros_like(like.params), like.buffers)
+        return self._chunk(job, row, empty, (float("nan"), 0, 0), costs, why)
+
+    def _chunk(
+        self,
+        job: Job,
+        row: int,
+        end: Weights,
+        told: tuple[float, int, int],
+        costs: Costs,
+        reason: str,
+    ) -> Chunk:
+        s = int(job.plan.model[row])
+        loss, steps, examples = told
+        return Chunk(
+            rows=np.array([row]),
+            model=s,
+            now=job.now,
+            lr=self.tasks[job.models[s].task].lr_at(job.now),
+            update=end.params[None],
+            buffers=end.buffers[None],
+            loss=np.array([loss]),
+            steps=np.array([steps]),
+            examples=np.array([examples]),
+            costs=costs,
+            reason=[reason],
+        )
+
+
+def _pack(job: Job, s: int, k: int) -> bytes:
+    """A model, or a part of it, as bytes."""
+    model = job.models[s].weights
+    params, buffers = model if k == 0 else job.plan.cuts[k - 1].of(model)
+    return pack({"params": params, "buffers": buffers})
+
+
+def _rows(answer: Answer, now: int) -> dict[int, dict[str, Any]]:
+    """What a reply says of each of the rows that were asked for."""
+    assert isinstance(answer.reply, Letter)
+    head, asked = answer.reply.head, set(answer.ask.rows.tolist())
+    told = head.get("rows")
+    if head.get("round") != now or not isinstance(told, list):
+        raise Refused("the reply is not one of this round")
+    found: dict[int, dict[str, Any]] = {}
+    for each in told:
+        row = each.get("row") if isinstance(each, dict) else None
+        if type(row) is int and row in asked and row not in found:
+            found[row] = each
+    return found
+
+
+def in_order(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
+    """Chunks of one row each, in the order of the rows."""
+    held: dict[int, Chunk] = {}
+    following = 0
+    for chunk in chunks:
+        held[int(chunk.rows[0])] = chunk
+        while following in held:
+            yield held.pop(following)
+            following += 1
+    for row in sorted(held):
+        yield held[row]
+
+
+def await_clients(fleet: Fleet, ids: Sequence[str], seconds: float) -> None:
+    """Wait until all these clients are there."""
+    wanted = set(ids)
+    if not fleet.wait(lambda: wanted <= fleet.home.keys(), seconds):
+        missing = sorted(wanted - fleet.home.keys())
+        names = ", ".join(f"'{name}'" for name in missing[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise BadInput(
+            f"{len(missing)} of {len(wanted)} clients have not come within {seconds:.0f} seconds "
+            f"({names}{more}): start them with `rota client`"
+        )
+
+
+def stand_in(name: str, test: tuple[Tensor, Tensor], classes: int) -> Federation:
+    """A federation of test examples alone, for a server that has no others."""
+    x, y = test
+    if not len(y):
+        raise BadInput(f"the test examples of '{name}' are empty: give at least one")
+    end = np.array([0, len(y)], np.int64)
+    return Federation(name, Part(x[:2], y[:2], np.zeros(2, np.int64)), Part(x, y, end), classes)

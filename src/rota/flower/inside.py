@@ -1,0 +1,425 @@
+"""Everything that rota uses from the inside of flwr, which may change in any version.
+
+tests/test_flower.py names the versions that this file holds for, and fails for any other.
+`Session` is the server's side of a run, in place of Flower's ServerApp process. `Member` is a
+node's side, in place of a SuperNode.
+
+No HttpGrid is used: it ends its own process on a 401, and waits for up to 180 seconds for a reply
+whose upload has stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import fab_to_proto, message_from_proto, message_to_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    GetNodesRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from rota.flower.letter import OWN, Letter, LinkLost, Refused, read_head
+
+VERSIONS = ("1.40", "1.41", "1.42")
+"""The versions of flwr that this file was written for."""
+APP = {
+    "pyproject.toml": b"""[project]
+name = "rota"
+version = "1.0.0"
+description = "rota's own processes play both parts"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "rota"
+[tool.flwr.app.components]
+serverapp = "nothing.app:server"
+clientapp = "nothing.app:client"
+""",
+    "nothing/__init__.py": b"",
+    "nothing/app.py": (
+        b"from flwr.clientapp import ClientApp\nfrom flwr.serverapp import ServerApp\n"
+        b"client, server = ClientApp(), ServerApp()\n"
+    ),
+}
+"""A SuperLink wants an app for each run. This one is never executed."""
+LOST = (5, 8)
+"""Errors: the node was away, and the node has restarted."""
+BEAT = 15.0
+"""Seconds between two signs of life of the server's run."""
+AWAY = (502, 503, 504)
+"""Statuses of a SuperLink that is restarting."""
+
+
+def to_records(letter: Letter) -> RecordDict:
+    """A letter as Flower's records: one for each part, so that a shared part is stored once."""
+    own: dict[str, Any] = {"text": letter.text, "bytes": letter.parts.get(OWN, b"")}
+    records = {name: ConfigRecord({"bytes": b}) for name, b in letter.parts.items() if name != OWN}
+    return RecordDict({OWN: ConfigRecord(own), **records})
+
+
+def from_message(message: Message) -> Letter:
+    """The letter in a message, which may come from anybody."""
+    if message.has_error():
+        raise Refused(message.error.reason.removeprefix("Error: ") or f"{message.error.code}")
+    own = message.content.get(OWN)
+    if not isinstance(own, ConfigRecord):
+        raise Refused("the message is no letter of rota")
+    head, parts = read_head(own.get("text")), dict[str, bytes]()
+    for name, record in message.content.items():
+        found = record.get("bytes") if isinstance(record, ConfigRecord) else None
+        if not isinstance(found, bytes):
+            raise Refused(f"part {name!r:.40} of the letter is not bytes")
+        parts[name] = found
+    return Letter(message.metadata.message_type, head, parts)
+
+
+def was_lost(message: Message) -> bool:
+    """Whether a reply says that its node is not the process any more that was asked."""
+    return message.has_error() and message.error.code in LOST
+
+
+def named(message: Message, number: str) -> Message:
+    """A message that knows its own id."""
+    message.metadata.__dict__["_message_id"] = number
+    return message
+
+
+class Session:
+    """A run on a SuperLink: this process is its ServerApp."""
+
+    def __init__(
+        self, address: str, root: bytes | None, secret: bytes | None, patience: float
+    ) -> None:
+        self.address, self.root, self.secret, self.patience = address, root, secret, patience
+        version, plain = RuntimeVersionHttpInterceptor, root is None
+        self.control = ControlHttpClient.from_server_address(
+            address, plain, root, interceptors=[version(component_name="cli")]
+        )
+        fab, _ = build_fab_from_files(APP)
+        sent = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
+        self.run = self.call(self.control.StartRun, StartRunRequest(fab=sent)).run_id
+        interceptors: list[Any] = [version(component_name="SuperExec")]
+        if secret:
+            paths = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+            interceptors.append(
+                SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=paths)
+            )
+        executor = RuntimeHttpClient.from_server_address(
+            address, plain, root, interceptors=interceptors
+        )
+        wanted = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
+        task = self.call(executor.AcquireTask, wanted)
+        executor.close()
+        if not task.token or task.task.run_id != self.run:
+            raise Refused(
+                f"the SuperLink at {address} gave us another run than ours: stop the other server "
+                "that uses it, or choose another port"
+            )
+        self.client = RuntimeHttpClient.from_server_address(
+            address,
+            plain,
+            root,
+            interceptors=[
+                version(component_name="flwr-serverapp"),
+                RuntimeTokenHttpInterceptor(token=task.token),
+            ],
+        )
+        self.node = Node(node_id=SUPERLINK_NODE_ID)
+        ours = self.call(self.client.PullTaskInput, PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = ours.task_id, ours.run.run_id
+        TaskIdentity.node_id = ours.context.node_id
+        self.pool = ThreadPoolExecutor(4, "replies")
+        self.ended = threading.Event()
+        self.coming: dict[str, Future[Message]] = {}
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def call(self, method: Callable[[Any], Any], request: Any) -> Any:
+        """Call the SuperLink, again and again while it cannot be reached."""
+        end, wait = time.monotonic() + self.patience, 0.1
+        while True:
+            try:
+                return method(request)
+            except httpx.TransportError:
+                if time.monotonic() > end:
+                    raise
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                if status in (401, 403):
+                    raise LinkLost(error.response.text) from error
+                if status not in AWAY or time.monotonic() > end:
+                    raise
+            time.sleep(wait * random.uniform(0.8, 1.2))
+            wait = min(2 * wait, 2.0)
+
+    def _beat(self) -> None:
+        while not self.ended.wait(BEAT):
+            with suppress(httpx.HTTPError):
+                self.client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def nodes(self) -> list[int]:
+        """The nodes that are online."""
+        return [n.node_id for n in self.call(self.client.GetNodes, GetNodesRequest()).nodes]
+
+    def register(self, public: bytes) -> None:
+        """Let the node with this public key in, which is the text of a .pub file."""
+        key = public_bytes(serialization.load_ssh_public_key(public))
+        try:
+            self.call(self.control.RegisterNode, RegisterNodeRequest(public_key=key))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 409 and "already" not in error.response.text.lower():
+                raise
+
+    def send(self, letters: list[tuple[int, Letter]], seconds: float) -> list[str]:
+        """Send letters in one request."""
+        messages, trees, objects = [], [], dict[str, Any]()
+        made = [
+            Message(to_records(letter), dst_node_id=node, message_type=letter.kind, ttl=seconds)
+            for node, letter in letters
+        ]
+        with no_object_id_recompute():
+            for message in made:
+                named(message, message.object_id)
+                messages.append(message_to_proto(remove_content_from_message(message)))
+                trees.append(get_object_tree(message))
+                objects |= get_all_nested_objects(message)
+            request = PushAppMessagesRequest(messages_list=messages, message_object_trees=trees)
+            reply = self.call(self.client.PushMessages, request)
+            push_objects(
+                objects,
+                make_push_object_fn_protobuf(
+                    lambda each: self.call(self.client.PushObject, each),
+                    self.node,
+                    self.run,
+                    reply.session_id,
+                ),
+                object_ids_to_push=set(reply.objects_to_push),
+            )
+        return list(reply.message_ids)
+
+    def replies(self, keys: list[str], limit: float = 60.0) -> Iterator[tuple[str, Message | str]]:
+        """Replies that have come. One on its way is fetched by a thread, and comes later."""
+        asked = [key for key in keys if key not in self.coming]
+        if asked:
+            found = self.call(self.client.PullMessages, PullAppMessagesRequest(message_ids=asked))
+            for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                key = proto.metadata.reply_to_message_id
+                self.coming[key] = self.pool.submit(self._fetch, proto, tree, limit)
+        for key in [key for key, future in self.coming.items() if future.done()]:
+            future = self.coming.pop(key)
+            try:
+                yield key, future.result()
+            except LinkLost:
+                raise
+            except Exception as error:
+                yield key, f"its reply did not arrive whole ({type(error).__name__})"
+
+    def _fetch(self, proto: Any, tree: Any, limit: float) -> Message:
+        number = proto.metadata.message_id
+        contents = pull_objects(
+            [each.object_id for each in iterate_object_tree(tree)],
+            make_pull_object_fn_protobuf(
+                lambda each: self.call(self.client.PullObject, each), self.node, self.run
+            ),
+            initial_backoff=0.02,
+            backoff_cap=0.25,
+            max_time=limit,
+        )
+        confirm = ConfirmMessageReceivedRequest(
+            node=self.node, run_id=self.run, message_object_id=number
+        )
+        self.call(self.client.ConfirmMessageReceived, confirm)
+        return named(inflate_object_from_contents(number, contents), number)
+
+    def close(self) -> None:
+        """Tell the SuperLink that the run is over."""
+        self.ended.set()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        with suppress(Exception):  # the SuperLink may be gone
+            self.client.PushTaskOutput(PushTaskOutputRequest(sub_status="completed", details=""))
+        with suppress(Exception):
+            self.control.StopRun(StopRunRequest(run_id=self.run))
+        for client in (self.client, self.control):
+            with suppress(Exception):
+                client.close()
+
+
+class Member:
+    """A node of a SuperLink. It keeps its key, and the number that the SuperLink gave it."""
+
+    def __init__(
+        self, address: str, folder: Path, root: bytes | None, key: bytes | None, beat: float
+    ) -> None:
+        from rota.flower.keys import node_key
+
+        self.folder, self.beat, self.known = folder, beat, key is not None
+        private = node_key(folder / "key") if key is None else _private(key)
+        self.public = public_bytes(private.public_key())
+        self.client = FleetHttpClient.from_server_address(
+            address,
+            root is None,
+            root,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(private, private.public_key()),
+            ],
+        )
+        self.node: Any = None
+
+    def join(self) -> int:
+        """Be online: as the node that we were before, if there was one."""
+        if not self.known:
+            try:
+                self.client.RegisterNode(RegisterNodeFleetRequest(public_key=self.public))
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code in AWAY:
+                    raise
+        last = self.folder / "node"
+        if last.exists():  # after a kill the SuperLink still takes us for online: we say we left
+            with suppress(httpx.HTTPStatusError, ValueError):
+                number = int(last.read_text())
+                self.client.DeactivateNode(DeactivateNodeRequest(node_id=number))
+        request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=self.beat)
+        number = self.client.ActivateNode(request).node_id
+        self.node = Node(node_id=number)
+        last.write_text(str(number))
+        return int(number)
+
+    def leave(self) -> None:
+        """Be offline."""
+        if self.node is not None:
+            self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
+
+    def live(self) -> None:
+        """Give a sign of life."""
+        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=self.beat)
+        self.client.SendNodeHeartbeat(request)
+
+    def pull(self) -> Message | None:
+        """The next message for this node, if there is one."""
+        reply = self.client.PullMessages(PullMessagesRequest(node=self.node))
+        if not reply.messages_list:
+            return None
+        proto, tree = reply.messages_list[0], reply.message_object_trees[0]
+        run, number = proto.metadata.run_id, proto.metadata.message_id
+        contents = pull_objects(
+            [each.object_id for each in iterate_object_tree(tree)],
+            make_pull_object_fn_protobuf(self.client.PullObject, self.node, run),
+            initial_backoff=0.02,
+            backoff_cap=0.5,
+            max_time=120,
+        )
+        make_confirm_message_received_fn_protobuf(
+            self.client.ConfirmMessageReceived, self.node, run
+        )(number)
+        return named(inflate_object_from_contents(number, contents), number)
+
+    def push(self, reply: Message, seconds: float) -> None:
+        """Send a reply."""
+        named(reply, reply.object_id)
+        with no_object_id_recompute():
+            request = PushMessagesRequest(
+                node=self.node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[get_object_tree(reply)],
+                clientapp_runtime_list=[seconds],
+            )
+            answer = self.client.PushMessages(request)
+            push_objects(
+                get_all_nested_objects(reply),
+                make_push_object_fn_protobuf(
+                    self.client.PushObject, self.node, reply.metadata.run_id, answer.session_id
+                ),
+                object_ids_to_push=set(answer.objects_to_push),
+            )
+
+
+def answer(letter: Letter, to: Message) -> Message:
+    """A reply with a letter."""
+    return Message(to_records(letter), reply_to=to)
+
+
+def error(reason: str, to: Message) -> Message:
+    """A reply that says what went wrong."""
+    return Message(Error(code=8, reason=reason), reply_to=to)
+
+
+def remember(message: Message) -> bytes:
+    """What is needed to reply to a message after a restart."""
+    kept: bytes = message_to_proto(remove_content_from_message(message)).SerializeToString()
+    return kept
+
+
+def recall(kept: bytes) -> Message:
+    """A message without its content, to which an error can be replied."""
+    return message_from_proto(ProtoMessage.FromString(kept))
+
+
+def public_bytes(key: Any) -> bytes:
+    """A public key as the SuperLink takes it."""
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    public: bytes = key.public_bytes(encoding, form)
+    return public
+
+
+def _private(key: bytes) -> Any:
+    if b"OPENSSH" in key:
+        return serialization.load_ssh_private_key(key, None)
+    return serialization.load_pem_private_key(key, None)

@@ -1,0 +1,66 @@
+"""Letters over a SuperLink, by the server's side of a run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from rota.flower import inside
+from rota.flower.letter import Letter, LinkLost, Lost, Refused
+from rota.flower.superlink import Door
+
+PATIENCE = 60.0
+"""Seconds that a SuperLink may be away before the run ends."""
+
+
+class Link:
+    """A run on a SuperLink, as a wire of letters. `known` are the public keys of its nodes."""
+
+    def __init__(self, door: Door, known: Sequence[bytes] = (), patience: float = PATIENCE) -> None:
+        self.door, self.known, self.patience = door, known, patience
+        self.session = self._begin()
+
+    def _begin(self) -> inside.Session:
+        door = self.door
+        session = inside.Session(door.address, door.root, door.secret, self.patience)
+        for key in self.known:
+            session.register(key)
+        return session
+
+    def nodes(self) -> list[int]:
+        return self.session.nodes()
+
+    def send(self, letters: list[tuple[int, Letter]], seconds: float) -> list[str]:
+        return self.session.send(letters, seconds)
+
+    def replies(self, keys: list[str]) -> Iterator[tuple[str, Letter | str]]:
+        for key, message in self.session.replies(keys):
+            if isinstance(message, str):
+                yield key, message
+                continue
+            try:
+                letter = inside.from_message(message)
+            except Refused as why:
+                yield key, (Lost if inside.was_lost(message) else str)(why)
+                continue
+            refused = letter.head.get("refused")
+            yield key, letter if refused is None else str(refused)[:1000]
+
+    def renew(self) -> None:
+        logging.getLogger("rota").warning("the SuperLink was restarted: a new run begins on it")
+        with suppress(Exception):
+            self.session.close()
+        end = time.monotonic() + self.patience
+        while True:
+            try:
+                self.session = self._begin()
+                return
+            except LinkLost:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
+
+    def close(self) -> None:
+        self.session.close()
