@@ -13,6 +13,7 @@ from conftest import federation, linear, network
 from fleets import Nodes, Without, dealt, posted
 
 from rota import loop
+from rota.channel import Quantised
 from rota.engine import Options, make
 from rota.errors import BadInput
 from rota.estimate import ESTIMATORS
@@ -76,8 +77,12 @@ def same(one: Any, two: Any) -> bool:
 
 @pytest.mark.parametrize(
     "policies",
-    [{}, {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0}],
-    ids=["parts", "scaffold"],
+    [
+        {},
+        {"channel": Quantised(bits=4)},
+        {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
+    ],
+    ids=["parts", "quantised", "scaffold"],
 )
 def test_a_run_is_that_of_the_reference_engine(policies: Any, tmp_path: Path) -> None:
     experiment = setting(**policies)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.channel import address
 from rota.data.federation import Federation, Part
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
@@ -176,6 +177,7 @@ class Remote:
                 for k in used
             ],
             "rows": told,
+            "channel": spec.tell_channel(job.channel) if kind == "train" else None,
             **more,
         }
         return Letter(kind, head, {OWN: pack(own) if own else b"", **parts})
@@ -208,7 +210,7 @@ class Remote:
             update, buffers = torch.zeros_like(like.params), like.buffers
             if not reason:
                 try:
-                    update = vector(tensors, f"update.{row}", like.params)
+                    update = self._decoded(job, row, tensors, like.params)
                     buffers = vector(tensors, f"buffers.{row}", like.buffers)
                 except Refused as why:
                     reason = str(why)
@@ -224,6 +226,17 @@ class Remote:
                 Costs(*(np.array([v]) for v in (seconds, computing[row], up, down))),
                 reason,
             )
+
+    def _decoded(self, job: Job, row: int, tensors: dict[str, Tensor], like: Tensor) -> Tensor:
+        """A row's update, from what its channel sent."""
+        if job.channel is None:
+            return vector(tensors, f"update.{row}.whole", like)
+        start = f"update.{row}."
+        sent = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+        try:
+            return job.channel.decode(sent, address(job, self.seed, row), like)
+        except Exception as error:  # what was sent may be anything
+            raise Refused(f"the update cannot be decoded ({type(error).__name__})") from error
 
     def _like(self, job: Job, row: int) -> Weights:
         model, part = job.models[int(job.plan.model[row])].weights, job.plan.held(row)

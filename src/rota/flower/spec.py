@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import functools
 import json
+import typing
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rota.channel import CHANNELS, Channel
 from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.flower.letter import Refused
-from rota.hints import check_fields, shown
+from rota.hints import check_fields, convert, shown
 from rota.models import MODELS
 from rota.plan import Task, cross_entropy
 from rota.recipe import registry
@@ -25,20 +28,17 @@ from rota.running.check import check_numbers
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy}
 """The losses that every node knows."""
-WORK = (
-    "lr",
-    "batch",
-    "epochs",
-    "steps",
-    "optimizer",
-    "momentum",
-    "nesterov",
-    "weight_decay",
-    "clip",
-    "lr_decay",
-    "prox",
-)
-"""A task's local work."""
+OPTIMIZERS = {
+    f"torch.optim.{name}": each
+    for name, each in vars(torch.optim).items()
+    if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)
+}
+"""Optimisers that every node knows, besides those that have a word in recipes."""
+OTHERS = ("model", "data", "loss", "score", "name")
+SIMPLE = ("sgd", "adam", "adamw")
+"""Optimisers with a word in recipes."""
+WORK = {key: hint for key, hint in typing.get_type_hints(Task).items() if key not in OTHERS}
+"""A task's local work: its fields and their types."""
 DTYPES = ("float32", "int64", "uint8", "int32", "int16", "bool")
 """What the examples may be made of."""
 
@@ -55,6 +55,9 @@ def tell(task: Task, name: str) -> dict[str, Any]:
         "classes": data.classes,
         **{key: getattr(task, key) for key in WORK},
     }
+    if callable(task.optimizer):
+        what = f"the optimizer of task '{name}'"
+        told["optimizer"] = _function(task.optimizer, OPTIMIZERS, what)
     try:
         return dict(json.loads(json.dumps(told, allow_nan=False)))
     except (TypeError, ValueError) as error:
@@ -101,7 +104,11 @@ def rebuild(told: Any, data: Federation, allow: Sequence[str]) -> Task:
         options = {key: value for key, value in model.items() if key != "name"}
         filled = registry.fill("model", "models", network, options)
         filled = registry.arguments("models", {"name": model["name"], **filled})
-        work = {key: told[key] for key in WORK if key in told}
+        work = {k: convert(k, hint, told[k]) for k, hint in WORK.items() if k != "optimizer"}
+        if told.get("optimizer") not in SIMPLE:
+            work["optimizer"] = _find(told.get("optimizer"), OPTIMIZERS, allow)
+        else:
+            work["optimizer"] = told["optimizer"]
         task = Task(
             model=functools.partial(network, **filled),
             data=data,
@@ -111,9 +118,35 @@ def rebuild(told: Any, data: Federation, allow: Sequence[str]) -> Task:
         )
         check_fields(f"task '{name}': ", task)
         check_numbers(f"task '{name}': ", work)
+    except KeyError as error:
+        raise Refused(f"a task does not say its {error}") from error
     except BadInput as mistake:
         raise Refused(str(mistake)) from mistake
     return task
+
+
+def tell_channel(channel: Channel | None) -> dict[str, Any] | None:
+    """What updates go through, as a node is told of it."""
+    if channel is None:
+        return None
+    name = _function(type(channel), CHANNELS, "the channel")
+    return {"name": name, **(asdict(channel) if is_dataclass(channel) else {})}
+
+
+def rebuild_channel(told: Any, allow: Sequence[str]) -> Channel | None:
+    """What updates go through."""
+    if told is None:
+        return None
+    if not isinstance(told, dict):
+        raise Refused("the channel is not a table")
+    kind = _find(told.get("name"), CHANNELS, allow)
+    try:
+        options = {key: value for key, value in told.items() if key != "name"}
+        channel: Channel = kind(**registry.fill("channel", "channels", kind, options))
+        channel.check()
+    except BadInput as mistake:
+        raise Refused(str(mistake)) from mistake
+    return channel
 
 
 def _find(name: object, known: dict[str, Any], allow: Sequence[str]) -> Callable[..., Any]:

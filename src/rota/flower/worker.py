@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.channel import address
 from rota.data.memory import total as all_memory
 from rota.engine.machine import cores
 from rota.engine.sequential import Sequential
@@ -77,6 +78,7 @@ class Work:
 
     def _train(self, letter: Letter) -> Letter:
         began = time.perf_counter()
+        channel = spec.rebuild_channel(letter.head.get("channel"), self.allow)
         built, job, rows = self._job(letter)
         told, out = [], dict[str, Tensor]()
         last = time.perf_counter()
@@ -95,7 +97,12 @@ class Work:
                 }
             )
             if not chunk.reason[0]:
-                out[f"update.{row}"], out[f"buffers.{row}"] = chunk.update[0], chunk.buffers[0]
+                sent = {"whole": chunk.update[0]}
+                if channel is not None:
+                    stream = address(job, built.engine.seed, int(chunk.rows[0]))
+                    sent = channel.encode(chunk.update[0], stream)
+                out |= {f"update.{row}.{key}": value for key, value in sent.items()}
+                out[f"buffers.{row}"] = chunk.buffers[0]
             last = time.perf_counter()
         head = {
             "version": VERSION,
@@ -160,7 +167,7 @@ class Work:
             tasks = [self._task(each, mine, clients) for each in told]
             # the engine's own idea of costs is not used: the row's time is measured
             pace = np.broadcast_to(np.ones(1), clients)
-            engine = Sequential(tasks, Profile(pace, pace), seed, torch.device("cpu"))
+            engine = Sequential(tasks, Profile(pace, pace, pace), seed, torch.device("cpu"))
             self.built[key] = Built(engine)
         return self.built[key]
 

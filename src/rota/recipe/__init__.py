@@ -24,8 +24,8 @@ __all__ = [
     "override",
     "read",
     "resolve",
-    task_of,
-    text,
+    "task_of",
+    "text",
     "top_keys",
     "value_of",
 ]
