@@ -536,8 +536,10 @@ def test_python_hears_of_a_run_that_went_wrong(caplog: pytest.LogCaptureFixture)
         [(torch.full((4, 1), 10.0), torch.zeros(4, 1))] * 3,
         (torch.full((4, 1), 10.0), torch.zeros(4, 1)),
     )
+    line = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(line.weight)
     task = Task(
-        torch.nn.Linear(1, 1, bias=False),
+        line,
         data,
         lr=10,
         batch=None,
