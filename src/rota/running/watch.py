@@ -10,10 +10,7 @@ from typing import Any, Protocol, TypeVar
 from rota.errors import BadInput
 from rota.running.record import Record
 
-__all__ = [
-    "Watch",
-    "Watcher",
-]
+__all__ = ["Watch", "Watcher"]
 
 News = TypeVar("News")
 

@@ -13,13 +13,7 @@ import numpy as np
 from rota.arrays import Array
 from rota.sampling.draw import Procedure
 
-__all__ = [
-    "fixed",
-    "independent",
-    "multinomial",
-    "of",
-    "sequential",
-]
+__all__ = ["fixed", "independent", "multinomial", "of", "sequential"]
 
 
 def of(
