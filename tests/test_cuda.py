@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import rota
 from rota import rng
 from rota.data.federation import Federation
-from rota.engine import Batched, local, make
+from rota.engine import Batched, make, rules
 from rota.engine import schedule as order
 from rota.engine.backends import Graphs
 from rota.engine.backends import schedule as schedules
@@ -341,10 +341,10 @@ def test_random_numbers_are_those_of_the_cpu() -> None:
     there = key.cuda(), step.cuda()
     assert torch.equal(kernels.uniform(there[0], 3000).cpu(), rng.uniform(key, 3000))
     assert torch.equal(
-        local.uniform_at(*there, 3, 3000).cpu(), local.uniform_at(key, step, 3, 3000)
+        rules.uniform_at(*there, 3, 3000).cpu(), rules.uniform_at(key, step, 3, 3000)
     )
     y = torch.randn(5, 30, 100)
-    expected = y * (local.uniform_at(key, step, 2, 3000).view(y.shape) >= 0.3) / 0.7
+    expected = y * (rules.uniform_at(key, step, 2, 3000).view(y.shape) >= 0.3) / 0.7
     torch.testing.assert_close(kernels.drop(y.cuda(), *there, 2, 0.3).cpu(), expected)
 
 

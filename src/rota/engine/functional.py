@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rota.engine import local
-from rota.engine.rules import on_gpu
+from rota.engine.rules import on_gpu, uniform_at
 from rota.models.text import recurrent
 
 
@@ -46,7 +46,7 @@ class Functional(local.Dropout):
         if self.address is None:
             return super().draw(n)
         # one operator, because on a GPU every operator is a launch
-        drawn: Tensor = local.uniform_at(*self.address, self.calls, n)
+        drawn: Tensor = uniform_at(*self.address, self.calls, n)
         return drawn
 
     def _batch_norm(

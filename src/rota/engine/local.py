@@ -38,17 +38,6 @@ def uniform(key: Tensor, n: int) -> Tensor:
     return rng.uniform(key, n)
 
 
-@torch.library.custom_op("rota::uniform_at", mutates_args=())
-def uniform_at(key: Tensor, step: Tensor, call: int, n: int) -> Tensor:
-    """The random numbers of a dropout call, addressed as in `Dropout`, as one operator."""
-    if key.is_cuda and importlib.util.find_spec("triton") is not None:
-        from rota.engine import kernels
-
-        on_gpu: Tensor = kernels.uniform_at(key, step, call, n)
-        return on_gpu
-    return rng.uniform(rng.fold(rng.fold(rng.fold(key, DROPOUT), step), call), n)
-
-
 class Dropout(TorchFunctionMode):
     """Inside this context dropout takes its masks from the row's own stream.
 

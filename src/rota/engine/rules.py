@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from rota import rng
 from rota.engine import local
 
 aten = torch.ops.aten
@@ -234,13 +235,24 @@ def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
     return a.reshape(len(a), *shape)
 
 
+@torch.library.custom_op("rota::uniform_at", mutates_args=())
+def uniform_at(key: Tensor, step: Tensor, call: int, n: int) -> Tensor:
+    """The random numbers of a dropout call, addressed as in `Dropout`, as one operator."""
+    if key.is_cuda and importlib.util.find_spec("triton") is not None:
+        from rota.engine import kernels
+
+        drawn: Tensor = kernels.uniform_at(key, step, call, n)
+        return drawn
+    return rng.uniform(rng.fold(rng.fold(rng.fold(key, local.DROPOUT), step), call), n)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.bmm,
     aten.addmm.default: _addmm,
     aten.t.default: lambda a: a.transpose(1, 2),
     aten.view.default: _view,
     torch.ops.rota.uniform.default: local.uniform,
-    torch.ops.rota.uniform_at.default: local.uniform_at,
+    torch.ops.rota.uniform_at.default: uniform_at,
     aten.lift_fresh_copy.default: torch.clone,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss_backward.default: _nll_loss_backward,

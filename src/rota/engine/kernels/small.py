@@ -53,7 +53,7 @@ def uniform(key: Tensor, n: int) -> Tensor:
 
 
 def uniform_at(key: Tensor, number: Tensor, call: int, n: int) -> Tensor:
-    """local.uniform_at in one kernel."""
+    """rules.uniform_at in one kernel."""
     out = torch.empty(*key.shape, n, device=key.device)
     _uniform_kernel[(triton.cdiv(n, 1024) * max(1, key.numel()),)](
         key.contiguous(), number.contiguous(), out, n, call, FOLDED=True, BLOCK=1024
