@@ -13,6 +13,7 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.estimate.memory import Tensors
 from rota.plan import Chunk, Plan
+from rota.submodel.coverage import Coverage, cover
 from rota.weights import Weights
 
 
@@ -29,21 +30,6 @@ class Estimate(NamedTuple):
 
 
 @dataclass
-class Parts:
-    """Who could hold each scalar of a model, and who did, if some rows hold only a part of it.
-
-    `share` is the share of the data whose clients could hold the scalar in this round. `weight` and
-    `buffer_weight` are the weights of the rows that held it.
-    """
-
-    share: Tensor
-    weight: Tensor
-    buffer_weight: Tensor
-    buffers: Tensor
-    """The model's own buffers, for scalars that no row held."""
-
-
-@dataclass
 class Sums:
     """One model's running sums over the rows that succeeded, of the `asked` ones.
 
@@ -55,7 +41,7 @@ class Sums:
     asked: int
     weight: float = 0.0
     rows: int = 0
-    parts: Parts | None = None
+    parts: Coverage | None = None
     certain: Tensor | None = None
 
     def make_up(self) -> Tensor:
@@ -91,16 +77,9 @@ class Unbiased:
 
     def begin(self, state: Tensors, models: list[Weights], plan: Plan) -> list[Sums]:
         out, asked = [], np.bincount(plan.model, minlength=len(models)).tolist()
-        for s, (params, buffers) in enumerate(models):
-            sums = Sums(torch.zeros_like(params), torch.zeros_like(buffers), asked[s])
-            mine = [part for part in plan.cuts if part.model == s]
-            if mine:
-                share = torch.full_like(params, 1.0 - sum(part.share for part in mine))
-                for part in mine:
-                    share[part.places] += part.share
-                nobody = torch.zeros_like(params), torch.zeros_like(buffers)
-                sums.parts = Parts(share, *nobody, buffers)
-            out.append(sums)
+        for s, model in enumerate(models):
+            update, buffers = map(torch.zeros_like, model)
+            out.append(Sums(update, buffers, asked[s], parts=cover(plan, s, model)))
         return out
 
     def add(self, sums: list[Sums], plan: Plan, chunk: Chunk) -> None:
@@ -120,8 +99,7 @@ class Unbiased:
             mine.update[part.places] += update
             mine.buffers[part.buffer_places] += buffers
         if mine.parts is not None:
-            mine.parts.weight[slice(None) if part is None else part.places] += total
-            mine.parts.buffer_weight[slice(None) if part is None else part.buffer_places] += total
+            mine.parts.add(part, total)
         mine.weight += total
         mine.rows += len(came)
 
@@ -132,7 +110,8 @@ class Unbiased:
         if not sums.rows:
             return Estimate(None, None)
         if sums.parts is not None:
-            return _of_parts(sums, sums.make_up(), sums.parts, sums.parts.share)
+            update, parts = sums.make_up(), sums.parts
+            return Estimate(*parts.divide(update, sums.buffers, parts.share))
         return Estimate(sums.make_up(), sums.buffers / sums.weight)
 
 
@@ -162,16 +141,8 @@ class FedAvg(Unbiased):
         if not sums.rows or not sums.weight > 0:
             return Estimate(None, None)
         if sums.parts is not None:
-            return _of_parts(sums, sums.update, sums.parts, sums.parts.weight)
+            return Estimate(*sums.parts.divide(sums.update, sums.buffers, sums.parts.weight))
         return Estimate(sums.update / sums.weight, sums.buffers / sums.weight)
-
-
-def _of_parts(sums: Sums, update: Tensor, parts: Parts, by: Tensor) -> Estimate:
-    """Each scalar's sum divided by its own number; a scalar that no row held does not change."""
-    owned, known = parts.weight > 0, parts.buffer_weight > 0
-    update = torch.where(owned, update / by, torch.zeros_like(by))
-    buffers = torch.where(known, sums.buffers / parts.buffer_weight, parts.buffers)
-    return Estimate(update, buffers, owned)
 
 
 def came_back(chunk: Chunk) -> Array:
