@@ -25,14 +25,7 @@ from rota.submodel.units import Units
 from rota.world.availability import Availability
 from rota.world.devices import DEVICES
 
-__all__ = [
-    "KINDS",
-    "Kind",
-    "Observing",
-    "Opening",
-    "Watching",
-    "sees",
-]
+__all__ = ["KINDS", "Kind", "Observing", "Opening", "Watching", "sees"]
 
 P = TypeVar("P")
 EVERYTHING = frozenset({*COLUMNS, "update"})

@@ -11,6 +11,7 @@ alone, and their weights are multiplied by n / k: they stand for those that did 
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -211,12 +212,7 @@ def price(plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
     if asked is None:
         return then
     first = cost(asked.question.rows, asked.answers)
-    return Cost(
-        first.seconds + then.seconds,
-        first.client_seconds + then.client_seconds,
-        first.bytes_up + then.bytes_up,
-        first.bytes_down + then.bytes_down,
-    )
+    return Cost(*map(operator.add, first, then))
 
 
 def cost(plan: Plan, seen: Seen) -> Cost:
