@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import federation, linear
+from conftest import federation, linear, network
 from torch import nn
 
 import rota
-from rota import loop
+from rota import loop, rng
 from rota.arrays import Array
 from rota.data import Federation
-from rota.engine import make
+from rota.engine import local, make
+from rota.engine.nested import draw, scale
+from rota.engine.schedule import batches
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, FedVarp, Unbiased
 from rota.experiment import Experiment
@@ -35,7 +37,7 @@ from rota.submodel import (
     hold,
 )
 from rota.submodel.choice import Importance, Random, Rolling, Wanted
-from rota.submodel.cut import keep
+from rota.submodel.cut import build, keep
 from rota.submodel.units import find_units
 from rota.weights import read
 
@@ -689,7 +691,8 @@ def test_with_stragglers_rounds_are_shorter(blobs: Federation) -> None:
     assert seconds["Stragglers"][-5:].sum() < 0.9 * seconds["Whole"][-5:].sum()
 
 
-def test_engines_agree_on_parts(blobs: Federation) -> None:
+@pytest.mark.parametrize("submodel", ["invariant", "fjord", "heterofl"])
+def test_engines_agree_on_parts(submodel: str, blobs: Federation) -> None:
     states = []
     for engine in ("sequential", "batched"):
         experiment = Experiment(
@@ -697,6 +700,7 @@ def test_engines_agree_on_parts(blobs: Federation) -> None:
             Full(),
             FedAvg(),
             capacity=Fixed(sizes=(1.0, 0.5)),
+            submodel=SUBMODELS[submodel](),
             rounds=3,
         )
         states.append(execute(experiment, engine=engine, device="cpu").state)
@@ -714,3 +718,99 @@ def test_a_client_of_width_0_is_left_out(blobs: Federation) -> None:
     engine = make("sequential", experiment, "cpu")
     _, line = loop.play(experiment, engine, loop.begin(experiment, engine))
     assert line["cohort"]["blobs"] == [0, 2, 3, 5]
+
+
+# --- parts that do not train plainly
+
+
+def rows(
+    data: Federation, how: str, widths: list[float], module: Any = small, steps: int = 1
+) -> tuple[Job, list[Chunk]]:
+    """Client i trains an ordered part of width widths[i]; cuts are made for 0.5 and 0.25."""
+    task = Task(module, data, batch=4, steps=steps, lr=0.3)
+    experiment = Experiment([task], devices=rota.Devices(gflops=1e-6), capacity=Fixed())
+    engine = make("sequential", experiment, "cpu")
+    (model,), units = engine.initial(), experiment.units[0]
+    cuts = tuple(
+        SubModel(0, width, 0.3, keep(units, [np.arange(n) for n in units.counts(width)]))
+        for width in (0.5, 0.25)
+    )
+    cut = np.array([{1.0: 0, 0.5: 1, 0.25: 2}[width] for width in widths])
+    ones = np.ones(len(widths))
+    plan = Plan(np.arange(len(widths)), np.zeros(len(widths), int), ones, ones, cut, cuts)
+    job = Job(1, [model], plan, duty([model], plan), units=experiment.units, how=how)  # type: ignore[arg-type]
+    return job, list(engine.train(job))
+
+
+@pytest.mark.parametrize("module", [small, network])
+@pytest.mark.parametrize("own", [1.0, 0.5])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_fjords_mini_batch_is_that_of_an_ordered_part(
+    place: int, own: float, module: Any, blobs: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One mini-batch at width p gives the update of an ordered part of width p, and 0 elsewhere."""
+    narrower = [width for width in (1.0, 0.5, 0.25) if width <= own]
+    if place >= len(narrower):
+        pytest.skip("there are fewer widths")
+    width = narrower[place]
+    monkeypatch.setattr("rota.engine.sequential.draw", lambda key, number, steps: [place] * steps)
+    job, chunks = rows(blobs, "nested", [own] * 3, module)
+    _, plainly = rows(blobs, "plain", [width] * 3, module)
+    params, buffers = job.models[0].weights
+    for row, (got, expected) in enumerate(zip(chunks, plainly, strict=True)):
+        assert got.ok.all()
+        update, after = torch.zeros_like(params), buffers.clone()
+        part = next((each for each in job.plan.cuts if each.width == width), None)
+        update[slice(None) if part is None else part.places] = expected.update[0]
+        after[slice(None) if part is None else part.buffer_places] = expected.buffers[0]
+        mine = job.plan.held(row)
+        if mine is not None:
+            update, after = update[mine.places], after[mine.buffer_places]
+        torch.testing.assert_close(got.update[0], update)
+        torch.testing.assert_close(got.buffers[0], after)
+        assert got.costs.computing == pytest.approx(expected.costs.computing)
+    assert sum(float(each.update.norm()) for each in chunks) > 0
+
+
+def test_fjord_draws_widths_evenly_and_pays_for_their_mean(blobs: Federation) -> None:
+    drawn = np.concatenate([draw(key, 3, 50) for key in range(400)])
+    count = np.bincount(drawn, minlength=3)
+    assert np.abs(count - len(drawn) / 3).max() < 5 * np.sqrt(len(drawn) * 2 / 9)
+
+    def per_example(how: str, width: float, steps: int) -> float:
+        (one,) = rows(blobs, how, [width], steps=steps)[1]
+        return float((one.costs.computing / one.examples).item())
+
+    mean = np.mean([per_example("plain", width, 1) for width in (1.0, 0.5, 0.25)])
+    assert per_example("nested", 1.0, 300) == pytest.approx(mean, rel=0.1)
+
+
+def test_heterofl_scales_smaller_layers_in_training_alone(blobs: Federation) -> None:
+    job, (whole, half) = rows(blobs, "scaled", [1.0, 0.5])
+    _, (alone, plainly) = rows(blobs, "plain", [1.0, 0.5])
+    assert torch.equal(whole.update, alone.update)
+    assert not torch.allclose(half.update, plainly.update)
+    # the same step by hand: hidden layers of 4 of 8 and 3 of 6 units, twice as large in training
+    (part, _), params = job.plan.cuts, job.models[0].params
+    x, y = blobs.train.of(1)
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))
+    nn.utils.vector_to_parameters(params[part.places], module.parameters())
+    key = local.row_key(0, 1, 1, 0)
+    (batch,) = batches(Task(small, blobs, batch=4, steps=1), len(y), rng.as_tensor([key])[0], 1)
+    hidden = (2 * module[0](x[batch])).relu()
+    hidden = (2 * module[2](hidden)).relu()
+    torch.nn.functional.cross_entropy(module[4](hidden), y[batch]).backward()
+    gradient = torch.cat([p.grad.view(-1) for p in module.parameters() if p.grad is not None])
+    torch.testing.assert_close(half.update[0], 0.3 * gradient)
+    small_one = scale(build(MODULE, part.cut), MODULE).eval()
+    torch.testing.assert_close(small_one(x), build(MODULE, part.cut)(x))
+
+
+def test_parts_that_are_not_nested_are_refused(blobs: Federation) -> None:
+    class Loose(Random):
+        trains = "nested"
+
+    task = Task(small, blobs)
+    capacity = Fixed(sizes=(1.0, 0.75, 0.5))
+    with pytest.raises(BadInput, match=r"the part of width 0\.5 is no part of that of"):
+        rota.run([task], Full(), estimator=FedAvg(), capacity=capacity, submodel=Loose(), rounds=2)

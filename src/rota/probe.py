@@ -115,8 +115,8 @@ class Setting:
         local: Local | None = None,
         channel: Channel | None = None,
     ) -> Job:
-        units = () if self.held is None else self.held.units
-        return Job(self.now, self.models, plan, work, local or Local(), units, channel)
+        job = Job(self.now, self.models, plan, work, local or Local(), channel=channel)
+        return job if self.held is None else replace(job, units=self.held.units, how=self.held.how)
 
     def _duty(self, plan: Plan, asked: str | None) -> Duty:
         """What is left to do for rows that were asked this before."""

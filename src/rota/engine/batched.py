@@ -224,6 +224,8 @@ class Batched:
         able = (steps > 0) & ~family.lone[owners]
         if job.plan.cut is not None:  # the sequential engine trains parts of models
             able &= job.plan.cut[rows] == 0
+        if job.how != "plain" and job.plan.cut is not None:  # what only the sequential engine does
+            able &= (job.how == "scaled") & (job.plan.cut[rows] == 0)
         wide = widths(task, sizes, *backends.widths(self.device))
         for width in sorted(set(wide[able].tolist()), reverse=True):
             mine = np.flatnonzero((wide == width) & able)

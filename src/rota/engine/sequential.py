@@ -5,7 +5,7 @@ The other engines must agree with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from rota.engine import local
 from rota.engine.bounds import guarded
 from rota.engine.examples import Pair, upload
 from rota.engine.flops import module_flops, step_flops
+from rota.engine.nested import Nested, draw, scale
 from rota.engine.optimisers import fresh
 from rota.engine.schedule import batches
 from rota.engine.score import Score, Scorer, forward
@@ -31,6 +32,10 @@ from rota.world.devices import Profile
 if TYPE_CHECKING:
     from rota.engine import Options
     from rota.experiment import Experiment
+
+
+Forward = tuple[Callable[[Tensor], Tensor], float]
+"""A forward pass, and its FLOPs per example."""
 
 
 class Net:
@@ -73,7 +78,7 @@ class Sequential:
         flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
         self.nets = [Net(t, module, self.flops[t]) for t, module in enumerate(self.modules)]
-        self.smaller: dict[tuple[int, tuple[int, ...]], Net] = {}
+        self.smaller: dict[tuple[int, bool, tuple[int, ...]], Net] = {}
         self.scorer = Scorer(tasks, self.modules, self.flops, device)
 
     @classmethod
@@ -93,9 +98,11 @@ class Sequential:
             model = int(job.plan.model[row])
             begin, place = self._start(job, row), np.array([row])
             task, part = job.models[model].task, job.plan.held(row)
-            net = self.nets[task] if part is None else self._smaller(task, part)
+            scaled = job.how == "scaled"
+            net = self.nets[task] if part is None else self._smaller(task, part, scaled)
+            flops = net.flops
             try:
-                end, loss, steps, examples, reason = self._train_row(job, row, net, begin)
+                end, loss, steps, examples, flops, reason = self._train_row(job, row, net, begin)
             except Exception as error:  # a user's own model or loss may raise anything
                 if not_a_clients(error):
                     raise
@@ -112,20 +119,33 @@ class Sequential:
                 steps=np.array([steps]),
                 examples=np.array([examples]),
                 reason=[reason],
-                costs=self.profile.costs(job, place, net.flops, np.array([examples])),
+                costs=self.profile.costs(job, place, flops, np.array([examples])),
             )
             yield carry(job, self.seed, chunk)
 
-    def _smaller(self, task: int, part: SubModel) -> Net:
+    def _smaller(self, task: int, part: SubModel, scaled: bool = False) -> Net:
         """The network of a part; parts with equally many units in each layer share it."""
-        key = task, tuple(len(kept) for kept in part.cut.kept)
+        key = task, scaled, tuple(len(kept) for kept in part.cut.kept)
         if key not in self.smaller:
             from rota.submodel.cut import build
 
             whole, x = self.modules[task], self.data[task][0]
             flops = module_flops(lambda: build(whole, part.cut).cpu(), x[:1].cpu())
-            self.smaller[key] = Net(task, build(whole, part.cut), flops)
+            small = build(whole, part.cut)
+            self.smaller[key] = Net(task, scale(small, whole) if scaled else small, flops)
         return self.smaller[key]
+
+    def _forwards(self, job: Job, row: int, net: Net, key: int, steps: int) -> list[Forward]:
+        """Each mini-batch's forward pass, and its FLOPs per example."""
+        own, module = job.plan.held(row), int(job.plan.model[row])
+        if job.how != "nested":
+            return [(net.module, net.flops)] * steps
+        found: list[Forward] = [(net.module, net.flops)]
+        for part in job.plan.cuts:
+            if part.model == module and (own is None or part.width < own.width):
+                small, mine = self._smaller(net.task, part), None if own is None else own.cut
+                found.append((Nested(small.module, part.cut, net.module, mine), small.flops))
+        return [found[place] for place in draw(key, len(found), steps)]
 
     def _start(self, job: Job, row: int) -> Weights:
         """Where a row begins."""
@@ -137,8 +157,11 @@ class Sequential:
 
     def _train_row(
         self, job: Job, row: int, net: Net, start: Weights
-    ) -> tuple[Weights, float, int, int, str]:
-        """One client's local training: its end, mean loss, steps, examples, and why it failed."""
+    ) -> tuple[Weights, float, int, int, float, str]:
+        """One client's local training, and why it failed.
+
+        Its end, mean loss, steps, examples and FLOPs per example.
+        """
         model, module, client = net.task, net.module, int(job.plan.client[row])
         task = self.tasks[model]
         place = np.array([row])
@@ -156,7 +179,8 @@ class Sequential:
         dropout = local.Dropout(stream)
         steps = batches(task, len(y), stream, self.least[model])
         if not steps:
-            return start, float("nan"), 0, 0, local.TOO_FEW
+            return start, float("nan"), 0, 0, net.flops, local.TOO_FEW
+        forwards = self._forwards(job, row, net, key, len(steps))
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         whole = task.steps is None and self.least[model] == 1
         with torch.random.fork_rng(devices=[]), self._guarded(model, client, whole):
@@ -165,7 +189,7 @@ class Sequential:
             for step, batch in enumerate(steps):
                 dropout.start(step)
                 with dropout if self.dropout[model] else nullcontext(), self._precision():
-                    outputs = module(x[batch])
+                    outputs = forwards[step][0](x[batch])
                 loss = task.loss(outputs.float() if self.autocast else outputs, y[batch]).mean()
                 optimiser.zero_grad()
                 loss.backward()
@@ -179,8 +203,11 @@ class Sequential:
                 for group in optimiser.param_groups:
                     group["lr"] *= task.lr_local_decay
                 total += loss.detach()
-        examples = sum(len(batch) for batch in steps)
-        return weights.read(module), float(total) / len(steps), len(steps), examples, ""
+        sizes = [len(batch) for batch in steps]
+        flops = net.flops
+        if job.how == "nested":
+            flops = float(np.average([each for _, each in forwards], weights=sizes))
+        return weights.read(module), float(total) / len(steps), len(steps), sum(sizes), flops, ""
 
     @contextmanager
     def _guarded(self, model: int, clients: int | Array, whole: bool) -> Iterator[None]:

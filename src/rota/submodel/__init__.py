@@ -1,7 +1,7 @@
 """How much of a model each client trains: capacities, and which units a smaller part keeps."""
 
 from rota.submodel.capacity import Capacity, Exclude, Fixed, Stragglers, Whole
-from rota.submodel.choice import Choice, Importance, Ordered, Random, Rolling
+from rota.submodel.choice import Choice, Fjord, HeteroFl, Importance, Ordered, Random, Rolling
 from rota.submodel.cut import Cut, build, extract, keep, scatter
 from rota.submodel.invariant import Invariant
 from rota.submodel.parts import Held, hold
@@ -15,7 +15,9 @@ __all__ = [
     "Cut",
     "Exclude",
     "Fixed",
+    "Fjord",
     "Held",
+    "HeteroFl",
     "Importance",
     "Invariant",
     "Layer",
@@ -43,6 +45,8 @@ CAPACITIES: dict[str, type] = {
 SUBMODELS: dict[str, type] = {
     "invariant": Invariant,
     "ordered": Ordered,
+    "fjord": Fjord,
+    "heterofl": HeteroFl,
     "random": Random,
     "rolling": Rolling,
     "importance": Importance,

@@ -34,7 +34,16 @@ class Wanted(NamedTuple):
 
 
 class Choice(Protocol):
-    """Decides which units are kept. A value: what it learns is in the state."""
+    """Decides which units are kept. A value: what it learns is in the state.
+
+    A choice may have an attribute `trains`, which says how its parts are trained:
+
+    - "plain": as any network (without the attribute, too)
+    - "nested": each mini-batch trains a part drawn from all that are not wider than the row's own,
+      each as likely as the others. A narrower part must be a part of the wider ones.
+    - "scaled": during training the outputs of every linear layer and convolution that lost units
+      are divided by the share of its units that is left
+    """
 
     def init(self, units: list[Units]) -> State:
         """The state before the first round; `units` are those of each model."""
@@ -54,6 +63,27 @@ class Ordered:
 
     def keep(self, state: State, wanted: Wanted, generator: np.random.Generator) -> list[Array]:
         return [np.arange(count) for count in wanted.counts]
+
+
+@dataclass(frozen=True)
+class Fjord(Ordered):
+    """FjORD: ordered parts, and each mini-batch trains one that is not wider than the client's own.
+
+    A mini-batch's width is drawn from the widths that clients have in this round, up to the
+    client's own. Self-distillation is left out.
+    """
+
+    trains: ClassVar[str] = "nested"
+
+
+@dataclass(frozen=True)
+class HeteroFl(Ordered):
+    """HeteroFL: ordered parts whose smaller layers are scaled up in training.
+
+    Its static batch norm is a property of the network. Its masked cross-entropy is left out.
+    """
+
+    trains: ClassVar[str] = "scaled"
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rota import rng
 from rota.arrays import Array
+from rota.errors import BadInput
 from rota.plan import Model, Plan, State, SubModel
 from rota.submodel.choice import Wanted
 from rota.submodel.cut import keep
@@ -24,6 +26,8 @@ class Held:
     units: tuple[Units, ...]
     left: Array | None = None
     """Each model's share of the data whose clients are not left out; None if nobody is."""
+    how: Any = "plain"
+    """How parts train (choice.Choice)."""
 
     def present(self, shares: Array) -> Array:
         """A round's shares without the clients of width 0; the others' shares grow in proportion.
@@ -71,4 +75,19 @@ def hold(
             share = float(shares[s, widths == width].sum())
             share = share if left is None else share / float(left[s, 0])
             parts.append(SubModel(s, width, share, cut))
-    return Held(widths, tuple(parts), units, left)
+    how = getattr(policies["submodel"], "trains", "plain")
+    if how == "nested":
+        _check_nested(parts)
+    return Held(widths, tuple(parts), units, left, how)
+
+
+def _check_nested(parts: list[SubModel]) -> None:
+    """Parts come by model, the narrowest first."""
+    for narrow, wide in pairwise(parts):
+        kept = zip(narrow.cut.kept, wide.cut.kept, strict=False)
+        if narrow.model == wide.model and not all(np.isin(*each).all() for each in kept):
+            raise BadInput(
+                f"the part of width {narrow.width:g} is no part of that of width {wide.width:g}: "
+                "a choice of units with nested parts must keep the same units first, as ordered "
+                "does"
+            )
