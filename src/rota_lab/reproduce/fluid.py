@@ -127,6 +127,8 @@ class Study:
     paper: dict[tuple[str, str, str], float] = field(default_factory=dict)
     invariant: dict[tuple[str, str, str], float] = field(default_factory=dict)
     """S3's percentages of invariant units."""
+    why: str = ""
+    """How to find the reason where the truth differs from S3."""
     compared: tuple[Compared, ...] = ()
     """Claims besides the order of the methods."""
     exclude: bool = False
@@ -229,6 +231,7 @@ def about(study: Study, everything: list[Part], quick: bool) -> About:
         methods=list(dict.fromkeys(part.method for part in everything if part.method != WHOLE)),
         paper={} if quick else study.paper,
         invariant={} if quick else study.invariant,
+        why=study.why,
         compared=() if quick else study.compared,
         runs=len(everything),
         last={each.name: each.last for each in settings},

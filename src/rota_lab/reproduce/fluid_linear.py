@@ -106,8 +106,7 @@ def parts(quick: bool = False) -> list[Part]:
 def estimate(only: str | None = None) -> list[str]:
     """How much work the parts are, as lines."""
     some = chosen(only, parts())
-    words = f"{len(some)} parts of {REPEATS} repetitions over {len(WIDTHS)} widths"
-    return [f"{words}: some minutes of one core, and the GPU's kernels where there is one"]
+    return [f"{part.name:24}{REPEATS} repetitions over {len(WIDTHS)} widths" for part in some]
 
 
 def fluid_linear(

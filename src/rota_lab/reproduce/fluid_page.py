@@ -59,6 +59,7 @@ class About:
     paper: dict[Place, float]
     invariant: dict[Place, float]
     """The source's percentages of invariant units."""
+    why: str
     compared: tuple[Compared, ...]
     runs: int
     last: dict[str, int]
@@ -85,6 +86,7 @@ def report(about: About, found: Cells) -> Result:
     lines += ["## Settings", "", *grid(SETTINGS, rows, numbers=(4, 5, 6)), ""]
     for name in settings:
         lines += [f"## {name}", "", *_table(about, found, name), "", *_reasons(about, found, name)]
+    lines += ["## Reasons", "", about.why, ""] if about.why and settings else []
     lines += made_on(found)
     statements = [each for name in settings for each in _statements(about, found, name)]
     claims: list[Claim] = judged(statements)
@@ -256,12 +258,13 @@ does."""
 
 
 def _costs(about: About, found: Cells, setting: str) -> list[str]:
-    """What the clients compute and send in a run, by column; it does not depend on the method."""
+    """What the clients compute and send in a run; all methods with parts cost the same."""
     rows: list[list[str]] = []
     cells = [WHOLE, *((method, column) for column in about.columns for method in about.methods)]
-    for method, column in cells:
-        runs = list(found.get((setting, method, column), {}).values())
-        if runs and column not in [row[0] for row in rows] and method != "exclude":
+    for method, place in cells:
+        runs = list(found.get((setting, method, place), {}).values())
+        column = f"{title(method)}, {place}" if method == "exclude" else place
+        if runs and column not in [row[0] for row in rows]:
             seconds = float(np.mean([run["client_seconds"] for run in runs]))
             sent = float(np.mean([run["bytes"] for run in runs])) / 2**20
             rows.append([column, three_digits(seconds), three_digits(sent)])

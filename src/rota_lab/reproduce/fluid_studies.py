@@ -107,13 +107,27 @@ TABLE2 = Study(
     title="FLuID, Table 2: five clients with one straggler",
     first="S3's Table 2: one of five clients is a straggler and trains a part of width r, whose "
     "units are chosen at random, in order, or by Invariant dropout. FEMNIST is not at hand: digits "
-    "by writer and LEAF's sample of FEMNIST stand for it. Ordered leaves out the same units in "
-    "every round, so the straggler's data never train them. To see what that does, *Same random "
-    "units* chooses units at random once for the whole run, at the smallest width.",
+    "by writer and LEAF's sample of FEMNIST stand for it. *Same random units* is not in "
+    "S3: it leaves out units that are chosen at random once for the whole run.",
+    why="Ordered leaves out the same units in every round, so the straggler's data never train "
+    "them. *Same random units* has that in common with Ordered, and the chance with Random. If it "
+    "is below Random, the reason is that the units stay the same, and not which units they are. "
+    "Invariant dropout differs from Random only in the units that were invariant when they were "
+    "dropped: the tables above tell how many.",
     settings=(SMALL, CONVOLUTIONS, DIGITS, LEAF, CIFAR, SHAKESPEARE),
     columns={width: stragglers(float(width), 0.2) for width in WIDTHS},
     extra={"frozen": Frozen()},
     compared=(
+        Compared(
+            f"Whole models are above Ordered at {WIDTHS[-1]}",
+            (("whole", "whole"),),
+            (("ordered", WIDTHS[-1]),),
+        ),
+        Compared(
+            f"Whole models are above Invariant at {WIDTHS[-1]}",
+            (("whole", "whole"),),
+            (("invariant", WIDTHS[-1]),),
+        ),
         Compared(
             f"at {WIDTHS[-1]}, Random is above Same random units",
             (("random", WIDTHS[-1]),),
@@ -289,7 +303,9 @@ CAPACITIES = Study(
     title="All choices of units at fixed capacities 1/64, 1/16, 1/4 and 1",
     first="Beyond S3: a quarter of the clients can hold 1/64 of the model's parameters, a quarter "
     "1/16, a quarter 1/4, and a quarter the whole model, as in FIARSE's experiments. The widths "
-    "are the square roots: 1/8, 1/4, 1/2 and 1.",
+    "are the square roots: 1/8, 1/4, 1/2 and 1. The source's numbers are those of FIARSE's paper "
+    "for HeteroFL (ordered), FedRolex (rolling) and FIARSE itself, which keeps single parameters "
+    "instead of units.",
     settings=(
         replace(
             MANY,
@@ -308,6 +324,11 @@ CAPACITIES = Study(
     ),
     columns={EVEN: Fixed(sizes=(1.0, 0.5, 0.25, 0.125))},
     methods={**METHODS, "rolling": Rolling(), "importance": Importance()},
+    paper={
+        ("cifar10", "ordered", EVEN): 66.05,
+        ("cifar10", "rolling", EVEN): 65.98,
+        ("cifar10", "importance", EVEN): 73.75,
+    },
     exclude=True,
 )
 
