@@ -290,6 +290,8 @@ def test_the_page() -> None:
         "small: Invariant is above Ordered: -0.08 points": CANNOT_TELL,
         "small: Ordered is above Random: +2.08 points": HOLDS,
         "small: Invariant is above Random: +2.00 points": HOLDS,
+        "small: Whole models are above Ordered at 0.5: +17.00 points": HOLDS,
+        "small: Whole models are above Invariant at 0.5: +17.00 points": HOLDS,
     }
     assert "Whole models reach 90.00 (90.00 to 90.00)." in result.text
     assert "| Random | 81.00 (78.52 to 83.48) | 71.00 (68.52 to 73.48) |" in result.text
