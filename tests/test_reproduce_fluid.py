@@ -303,6 +303,7 @@ def test_the_page() -> None:
     assert row["measured"] == pytest.approx(81)
     (chart,) = result.charts
     assert [line.name for line in chart.lines] == ["Random", "Ordered", "Invariant", "Whole models"]
+    assert list(chart.lines[0].y) == pytest.approx([-9, -19])
     assert "The runs were made on here, products in fp32." in result.text
 
 

@@ -306,24 +306,30 @@ def _over_rounds(about: About, found: Cells, setting: str) -> list[Chart]:
 
 
 def _by_column(about: About, found: Cells, setting: str) -> list[Chart]:
-    """Accuracy against the column, where columns are numbers."""
+    """Accuracy minus whole models' with the same seed, by column, where columns are numbers."""
     try:
         x = [float(column.rstrip("%")) for column in about.columns]
     except ValueError:
         return []
-    lines = []
+    lines: list[Line] = []
     for number, method in enumerate(about.methods):
-        cells = [accuracies(found, (setting, method, column)) for column in about.columns]
+        cells = [_below_whole(found, (setting, method, column)) for column in about.columns]
         if all(len(values) > 1 for values in cells):
             between = [interval(values) for values in cells]
             band = ([each.low for each in between], [each.high for each in between])
             mean = [each.mean for each in between]
             lines.append(Line(title(method), x, mean, number, band=band))
-    whole = accuracies(found, (setting, *WHOLE))
-    if whole and lines:
-        level = [float(np.mean(whole))] * len(x)
-        lines.append(Line(TITLES["whole"], x, level, len(COLOURS) - 1, 1))
     if len(x) < 2 or not lines:
         return []
+    lines.append(Line(title("whole"), x, [0.0] * len(x), len(COLOURS) - 1, 1))
     label = "share of stragglers, %" if about.columns[0].endswith("%") else "width of the parts"
-    return [Chart(setting, f"{setting}: accuracy by column", label, "accuracy, %", lines)]
+    words = f"{setting}: accuracy minus whole models', 95 % intervals"
+    return [Chart(setting, words, label, "points", lines)]
+
+
+def _below_whole(found: Cells, place: Place) -> list[float]:
+    """A cell's accuracies minus whole models', seed by seed."""
+    whole = (place[0], *WHOLE)
+    some = seeds(found, [place, whole])
+    difference = _means(found, [place], some) - _means(found, [whole], some)
+    return [float(each) for each in difference]

@@ -34,13 +34,15 @@ class Interval(NamedTuple):
 class Statement(NamedTuple):
     """A claim to be judged: a sentence, and per seed a number that is above 0 where it holds.
 
-    `unit` says how to write the numbers: `scale` of them are one unit.
+    `unit` says how to write the numbers, and `scale` is the size of one unit. `each` is what the
+    numbers are of, if not of seeds.
     """
 
     words: str
     values: Sequence[float]
     unit: str = ""
     scale: float = 1.0
+    each: str = "seed"
 
 
 class Claim(NamedTuple):
@@ -94,7 +96,7 @@ def p_value(values: Sequence[float]) -> float:
 def _measured(claim: Statement) -> str:
     values = [value / claim.scale for value in claim.values]
     between = interval(values)
-    seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
+    seeds = f"{len(values)} {claim.each}{'s' if len(values) > 1 else ''}"
     if len(values) < 2:
         return f"{between.mean:+.2f}{claim.unit}, {seeds}"
     ends = f"95 %: {between.low:+.2f} to {between.high:+.2f}"
