@@ -39,7 +39,7 @@ from rota_lab.reproduce import Result, over_seeds
 PROGRAM = Path(sys.executable).with_name("rota")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
 COMMANDS = ["run", "list", "compare", "report", "reproduce", "bench", "doctor"]
-COMMANDS += ["serve", "client", "keys"]
+COMMANDS += ["demo", "serve", "client", "keys"]
 SMALL = ("fedavg-digits", "--set", "rounds=2")
 
 

@@ -17,6 +17,7 @@ from rota.cli import loading
 from rota.cli.bench import bench
 from rota.cli.client import client
 from rota.cli.compare import compare
+from rota.cli.demo import demo
 from rota.cli.doctor import doctor
 from rota.cli.keys import keys
 from rota.cli.list import list_
@@ -57,6 +58,7 @@ app.command()(report)
 app.command()(reproduce)
 app.command()(bench)
 app.command()(doctor)
+app.command()(demo)
 app.command()(serve)
 app.command()(client)
 app.command()(keys)

@@ -66,6 +66,7 @@ def client(
     from rota.flower.limits import Limits
 
     superlink.quiet()
+    superlink.ends_with_parent()
     superlink.installed()
     host, _ = superlink.split(server)
     if root is None and host not in superlink.LOOPBACK and not insecure:

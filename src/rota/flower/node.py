@@ -174,10 +174,11 @@ class Transport:
             self._join()
             threading.Thread(target=self._live, daemon=True).start()
             self._confess()
-            quiet = time.monotonic()
+            quiet, away = time.monotonic(), False
             while not self.ended.is_set():
                 try:
                     message = self.member.pull()
+                    away = False
                 except httpx.HTTPStatusError as error:
                     say("the server says %d", error.response.status_code)
                     if error.response.status_code == 401:  # it has forgotten us
@@ -185,7 +186,9 @@ class Transport:
                     self.ended.wait(0.5)
                     continue
                 except Exception as error:
-                    say("no message could be pulled (%s)", first_line(error))
+                    if not away:
+                        say("the server cannot be reached (%s)", first_line(error))
+                    away = True
                     self.ended.wait(0.5)
                     continue
                 if message is None:

@@ -183,7 +183,9 @@ def _in_words(entry: dict[str, Any]) -> str:
     if np.ptp(sizes):
         each = f"{sizes.min():,} to {sizes.max():,} each, median {np.median(sizes):,.0f}"
     training = f"{entry['examples']:,} training examples on {entry['clients']:,} clients"
-    words = f"{entry['data']}: {training}, {each}. {entry['test_examples']:,} test examples."
+    words = f"{entry['data']}: {training}, {each}."
+    if "test_examples" in entry:  # the examples of a roster's clients are not at hand
+        words += f" {entry['test_examples']:,} test examples."
     if len(sizes) < entry["clients"]:
         words += f" The chart shows {len(sizes):,} clients, evenly spread by size."
     return words
