@@ -25,7 +25,7 @@ from rota.flower.superlink import free_port
 from rota.plan import Task
 from rota.running.check import check
 from rota.sampling import Full
-from rota.submodel import Fixed, Whole
+from rota.submodel import SUBMODELS, Fixed, Whole
 from rota.testing import engines
 
 needs_flower = pytest.mark.skipif(
@@ -80,9 +80,11 @@ def same(one: Any, two: Any) -> bool:
     [
         {},
         {"channel": Quantised(bits=4)},
+        {"submodel": SUBMODELS["fjord"]()},
+        {"submodel": SUBMODELS["heterofl"]()},
         {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
     ],
-    ids=["parts", "quantised", "scaffold"],
+    ids=["parts", "quantised", "nested", "scaled", "scaffold"],
 )
 def test_a_run_is_that_of_the_reference_engine(policies: Any, tmp_path: Path) -> None:
     experiment = setting(**policies)

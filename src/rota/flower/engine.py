@@ -143,6 +143,8 @@ class Remote:
         """What a node has to know to do these rows."""
         plan, parts, own = job.plan, dict[str, bytes](), dict[str, Tensor]()
         used = sorted({int(plan.cut[row]) for row in rows} - {0}) if plan.cut is not None else []
+        if job.how == "nested":  # mini-batches train narrower parts, too
+            used = list(range(1, len(plan.cuts) + 1))
         place = {0: 0, **{k: i for i, k in enumerate(used, start=1)}}
         told = []
         for row in rows:
@@ -172,10 +174,12 @@ class Remote:
             "cuts": [
                 {
                     "model": plan.cuts[k - 1].model,
+                    "width": plan.cuts[k - 1].width,
                     "kept": [each.tolist() for each in plan.cuts[k - 1].cut.kept],
                 }
                 for k in used
             ],
+            "how": job.how,
             "rows": told,
             "channel": spec.tell_channel(job.channel) if kind == "train" else None,
             **more,

@@ -157,7 +157,11 @@ class Work:
         if not all(owns):
             raise Refused("a client is asked to train a task that it has no data for")
         duty = Duty(*np.ones((4, len(plan))))
-        return built, Job(now, held, plan, duty, self._local(letter, held, plan, numbers)), numbers
+        how = head.get("how")
+        if how not in ("plain", "nested", "scaled"):
+            raise Refused("how parts train is unknown")
+        local = self._local(letter, held, plan, numbers)
+        return built, Job(now, held, plan, duty, local, how=how), numbers
 
     def _build(self, told: list[Any], mine: dict[str, int], clients: int, seed: int) -> Built:
         """The engine for these tasks and clients; the last one is kept."""
@@ -197,18 +201,20 @@ class Work:
         """A part of a model, from the units that it keeps."""
         if not isinstance(told, dict):
             raise Refused("a part of a model is not a table")
-        s, kept = told.get("model"), told.get("kept")
-        if not _whole(s) or not 0 <= s < len(models) or not isinstance(kept, list):
+        s, kept, width = told.get("model"), told.get("kept"), told.get("width")
+        sound = isinstance(width, float) and 0 < width < 1 and isinstance(kept, list)
+        if not _whole(s) or not 0 <= s < len(models) or not sound:
             raise Refused("a part of a model is wrong")
         task = models[s].task
         if task not in built.units:
             module, x = built.engine.modules[task], built.engine.data[task][0]
             built.units[task] = find_units(module, x[:2])
         try:
-            cut: Cut = keep(built.units[task], [np.array(each, np.int64) for each in kept])
+            units = [np.array(each, np.int64) for each in kept or ()]
+            cut: Cut = keep(built.units[task], units)
         except (TypeError, ValueError, OverflowError) as error:
             raise Refused(f"a part of a model is wrong ({error})") from error
-        return SubModel(s, 0.5, 0.0, cut)
+        return SubModel(s, float(width or 1), 0.0, cut)
 
     def _local(self, letter: Letter, models: list[Model], plan: Plan, rows: list[int]) -> Local:
         """Where rows begin, what anchors them and what shifts their gradients."""
