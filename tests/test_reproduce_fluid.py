@@ -168,10 +168,12 @@ def test_the_stragglers_are_the_same_for_all_methods() -> None:
 
 
 def test_excluded_clients_take_no_part() -> None:
-    capacity = fluid.Excluded(sizes=(1.0, 0.5), parts=(3, 1))
-    state = capacity.init(np.ones((1, 8)), 0)
-    width = capacity.widths(state)
-    assert sorted(width.tolist()) == [0.0] * 2 + [1.0] * 6
+    study = STUDIES["fluid-scale"]
+    parts = [fluid.Part("small", "0.65", method, 0) for method in ("exclude", "random")]
+    (without, _), (with_parts, _) = map(study.policies, parts)
+    widths = [each.init(np.ones((1, 10)), 0)["width"] for each in (without, with_parts)]
+    assert sorted(widths[0].tolist()) == [0.0] * 2 + [1.0] * 8
+    assert ((widths[0] == 0) == (widths[1] == 0.65)).all()
 
 
 def examples() -> Examples:

@@ -87,15 +87,6 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Excluded(Fixed):
-    """Fixed capacities, but clients that would hold parts take no part in the rounds."""
-
-    def widths(self, state: State) -> Array:
-        width = np.asarray(state["width"])
-        return np.where(width < 1, 0.0, width)
-
-
-@dataclass(frozen=True)
 class Frozen(Ordered):
     """Random units that are the same in every round, as Ordered's are the same in every round."""
 
@@ -157,7 +148,8 @@ class Study:
             return Whole(), Ordered()
         capacity = self.columns[part.column]
         if part.method == "exclude":
-            return Excluded(capacity.sizes, capacity.parts), Ordered()
+            sizes = tuple(size * (size == 1) for size in capacity.sizes)
+            return replace(capacity, sizes=sizes), Ordered()
         return capacity, (self.methods | self.extra)[part.method]
 
 

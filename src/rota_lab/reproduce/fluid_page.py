@@ -19,6 +19,8 @@ TITLES = {
     "random": "Random",
     "ordered": "Ordered",
     "invariant": "Invariant",
+    "fjord": "FjORD",
+    "heterofl": "HeteroFL",
     "rolling": "Rolling (FedRolex)",
     "importance": "Importance (FIARSE-like)",
     "exclude": "Exclude stragglers",

@@ -9,7 +9,7 @@ from typing import Any
 
 from rota import data, models
 from rota.data.partition import dirichlet, iid
-from rota.submodel import Fixed, Importance, Invariant, Rolling
+from rota.submodel import Fixed, Fjord, HeteroFl, Importance, Invariant, Rolling
 from rota_lab.reproduce.fluid import (
     METHODS,
     Frozen,
@@ -304,7 +304,7 @@ CAPACITIES = Study(
     first="Beyond S3: a quarter of the clients can hold 1/64 of the model's parameters, a quarter "
     "1/16, a quarter 1/4, and a quarter the whole model, as in FIARSE's experiments. The widths "
     "are the square roots: 1/8, 1/4, 1/2 and 1. The source's numbers are those of FIARSE's paper "
-    "for HeteroFL (ordered), FedRolex (rolling) and FIARSE itself, which keeps single parameters "
+    "for HeteroFL, FedRolex (rolling) and FIARSE itself, which keeps single parameters "
     "instead of units.",
     settings=(
         replace(
@@ -323,9 +323,15 @@ CAPACITIES = Study(
         ),
     ),
     columns={EVEN: Fixed(sizes=(1.0, 0.5, 0.25, 0.125))},
-    methods={**METHODS, "rolling": Rolling(), "importance": Importance()},
+    methods={
+        **METHODS,
+        "fjord": Fjord(),
+        "heterofl": HeteroFl(),
+        "rolling": Rolling(),
+        "importance": Importance(),
+    },
     paper={
-        ("cifar10", "ordered", EVEN): 66.05,
+        ("cifar10", "heterofl", EVEN): 66.05,
         ("cifar10", "rolling", EVEN): 65.98,
         ("cifar10", "importance", EVEN): 73.75,
     },
