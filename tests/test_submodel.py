@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,92 @@ def test_invariant_units_are_those_that_hardly_change_on_three_quarters_of_the_r
         assert new[f"invariant.0.{at}"].tolist() == expected
     assert any(new["invariant.0.0"])
     assert not all(new["invariant.0.0"])
+
+
+@pytest.mark.parametrize("by", [1, 3, 7])
+def test_the_votes_are_s3s(by: int) -> None:
+    """Units of both sorts, on several random updates; `by` rows come in a chunk."""
+    found = [each for seed in range(5) for each in voted(seed, by)]
+    assert 3 < sum(found) < len(found) - 3
+
+
+def voted(seed: int, by: int) -> list[bool]:
+    """S3's rules spelled out for single scalars; some weights, and some updates, are 0."""
+    generator = np.random.default_rng(seed)
+    value = WEIGHTS.params.double().numpy() * (generator.random(len(WEIGHTS.params)) > 0.03)
+    model = Model(0, WEIGHTS._replace(params=torch.from_numpy(value).float()))
+    whole, vote, threshold = 7, 0.75, 0.4
+    quiet = keep(UNITS, [np.sort(generator.permutation(n)[: n - 2]) for n in (8, 6)]).places
+    median = np.full(len(value), 0.25)
+    median[quiet.numpy()] = 0.01
+    change = generator.lognormal(np.log(median), 0.9, size=(whole, len(value)))
+    update = change * value * generator.choice([-1, 1], size=change.shape)
+    none = value == 0
+    update[:, none] = 0.1 * (generator.random((whole, none.sum())) < 0.1)
+    update[generator.random(update.shape) < 0.1] = 0
+    # the plan: rows with whole models, one that failed, and a straggler that changes everything
+    parts = (part(0.5, 0.2),)
+    cut = np.array([0] * (whole + 1) + [1])
+    rows = whole + 2
+    plan = Plan(np.arange(rows), np.zeros(rows, int), np.ones(rows), np.full(rows, 0.1), cut, parts)
+    job = Job(1, [model], plan, duty([model], plan), units=(UNITS,))
+    choice = Invariant(threshold=threshold, vote=vote)
+    watched = choice.watch(choice.init([UNITS]), job)
+    sent = torch.from_numpy(update).float()
+    for start in range(0, whole, by):  # in chunks of any size
+        few = range(start, min(start + by, whole))
+        many = [chunk(plan, row, sent[row]) for row in few]
+        together = replace(
+            many[0],
+            rows=np.array(few),
+            update=sent[list(few)],
+            reason=[""] * len(few),
+            **{k: np.repeat(getattr(many[0], k), len(few)) for k in ("loss", "steps", "examples")},
+        )
+        choice.see(watched, job, together)
+    choice.see(watched, job, chunk(plan, whole, torch.full_like(sent[0], 1e9), ok=False))
+    choice.see(watched, job, chunk(plan, whole + 1, torch.full((len(parts[0].places),), 1e9)))
+    new = choice.learn(choice.init([UNITS]), watched)
+    votes = (np.abs(sent.numpy()) <= threshold * np.abs(model.params.numpy())).sum(axis=0)
+    assert 0 < (votes >= vote * whole).mean() < 1
+    number = dict(zip(UNITS.params, np.split(np.arange(len(value)), ends()), strict=True))
+    found = []
+    for at, layer in enumerate(UNITS.layers):
+        for unit in range(layer.size):
+            owned = [
+                np.take(number[e.tensor].reshape(UNITS.params[e.tensor]), e.index[unit], e.axis)
+                for e in layer.slices
+            ]
+            scalars = np.concatenate([each.ravel() for each in owned])
+            expected = bool((votes[scalars] >= vote * whole).all())
+            assert bool(new[f"invariant.0.{at}"][unit]) == expected
+            found.append(expected)
+    # the threshold begins at the least change of a unit: its largest on any row and scalar
+    first = Invariant(vote=vote)
+    watched = first.watch(first.init([UNITS]), job)
+    for row in range(whole):
+        first.see(watched, job, chunk(plan, row, sent[row]))
+    at_first = first.learn(first.init([UNITS]), watched)["threshold.0"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative_ = np.abs(sent.numpy()) / np.abs(model.params.numpy())
+    relative_[sent.numpy() == 0] = 0
+    for at, layer in enumerate(UNITS.layers):
+        worst = []
+        for unit in range(layer.size):
+            owned = [
+                np.take(number[e.tensor].reshape(UNITS.params[e.tensor]), e.index[unit], e.axis)
+                for e in layer.slices
+            ]
+            scalars = np.concatenate([each.ravel() for each in owned])
+            worst.append(relative_[:, scalars].max())
+        least = min((each for each in worst if np.isfinite(each)), default=0.0)
+        assert at_first[at] == pytest.approx(least, rel=1e-5)
+    return found
+
+
+def ends() -> Array:
+    """Where each tensor but the last ends in the vector of parameters."""
+    return np.cumsum([shape.numel() for shape in UNITS.params.values()])[:-1]
 
 
 def test_invariant_units_are_dropped_first_and_those_dropped_before_come_first_of_all() -> None:
@@ -814,3 +901,14 @@ def test_parts_that_are_not_nested_are_refused(blobs: Federation) -> None:
     capacity = Fixed(sizes=(1.0, 0.75, 0.5))
     with pytest.raises(BadInput, match=r"the part of width 0\.5 is no part of that of"):
         rota.run([task], Full(), estimator=FedAvg(), capacity=capacity, submodel=Loose(), rounds=2)
+
+
+@pytest.mark.parametrize("submodel", ["fjord", "heterofl"])
+def test_real_devices_refuse_parts_that_do_not_train_plainly(
+    submodel: str, blobs: Federation
+) -> None:
+    from rota.flower.engine import Remote
+
+    experiment = Experiment([Task(small, blobs)], capacity=Fixed(), submodel=SUBMODELS[submodel]())
+    with pytest.raises(BadInput, match="fjord and heterofl are simulated only"):
+        Remote(experiment, None, None, [])  # type: ignore[arg-type]

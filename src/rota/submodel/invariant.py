@@ -115,9 +115,8 @@ class Invariant:
             return state
         new = dict(state)
         new["rounds"] = state["rounds"].copy()
-        for part in sorted(
-            watched.parts, key=lambda part: -part.width
-        ):  # the narrowest part counts
+        # the narrowest part of a model is the last one, so it counts
+        for part in sorted(watched.parts, key=lambda part: -part.width):
             kept = zip(part.cut.units.layers, part.cut.kept, strict=True)
             for at, (layer, units) in enumerate(kept):
                 new[f"dropped.{part.model}.{at}"] = ~np.isin(np.arange(layer.size), units)
