@@ -901,14 +901,3 @@ def test_parts_that_are_not_nested_are_refused(blobs: Federation) -> None:
     capacity = Fixed(sizes=(1.0, 0.75, 0.5))
     with pytest.raises(BadInput, match=r"the part of width 0\.5 is no part of that of"):
         rota.run([task], Full(), estimator=FedAvg(), capacity=capacity, submodel=Loose(), rounds=2)
-
-
-@pytest.mark.parametrize("submodel", ["fjord", "heterofl"])
-def test_real_devices_refuse_parts_that_do_not_train_plainly(
-    submodel: str, blobs: Federation
-) -> None:
-    from rota.flower.engine import Remote
-
-    experiment = Experiment([Task(small, blobs)], capacity=Fixed(), submodel=SUBMODELS[submodel]())
-    with pytest.raises(BadInput, match="fjord and heterofl are simulated only"):
-        Remote(experiment, None, None, [])  # type: ignore[arg-type]

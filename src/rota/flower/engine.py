@@ -37,11 +37,6 @@ class Remote:
     def __init__(
         self, experiment: Experiment, fleet: Fleet, options: Options, tests: Sequence[Federation]
     ) -> None:
-        submodel = experiment.policies["submodel"]
-        if experiment.units and getattr(submodel, "trains", "plain") != "plain":
-            raise BadInput(
-                "fjord and heterofl are simulated only: use another submodel with the engine flower"
-            )
         fleet.rules.check()
         self.fleet, self.seed, self.stack = fleet, experiment.seed, ExitStack()
         pairs = zip(experiment.tasks, experiment.names, strict=True)
