@@ -16,10 +16,7 @@ from rota.sampling import draw
 
 MOST = 5_000
 BLOCK = 1 << 13
-"""Columns that a CPU multiplies at once, so that they stay in its cache; a GPU takes eight times as
-many."""
-
-
+"""Columns that a CPU multiplies at once, which stay in its cache; a GPU takes 8 times as many."""
 Fresh = dict[tuple[int, int], Tensor]
 """The updates of one round by (model, client), in the order of their arrival."""
 
@@ -37,8 +34,20 @@ class Comparing:
     sees: ClassVar[frozenset[str]] = frozenset({"update"})
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
-        return begin(shares)
+        models, clients = shares.shape
+        draw.check_budget(self.budget, clients)
+        if clients > MOST:
+            raise BadInput(
+                f"this sampler compares every client with every other: {clients:,} clients are "
+                f"more than the {MOST:,} it can take"
+            )
+        state: State = {"known": np.zeros(shares.shape, bool)}
+        for s in range(models):
+            state[f"gram.{s}"] = np.zeros((clients, clients))
+        for s in range(models):
+            for client in range(clients):
+                state[f"update.{s}.{client}"] = torch.zeros(0)
+        return state
 
     def watch(self, state: State, job: Job) -> Fresh:
         return {}
@@ -50,23 +59,6 @@ class Comparing:
 
     def learn(self, state: State, watched: Fresh) -> State:
         return remember(state, watched)
-
-
-def begin(shares: Array) -> State:
-    """The state in which no update is known."""
-    models, clients = shares.shape
-    if clients > MOST:
-        raise BadInput(
-            f"this sampler compares every client with every other: {clients:,} clients are more "
-            f"than the {MOST:,} it can take"
-        )
-    state: State = {"known": np.zeros(shares.shape, bool)}
-    for s in range(models):
-        state[f"gram.{s}"] = np.zeros((clients, clients))
-    for s in range(models):
-        for client in range(clients):
-            state[f"update.{s}.{client}"] = torch.zeros(0)
-    return state
 
 
 def remember(state: State, fresh: Fresh) -> State:
