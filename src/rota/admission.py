@@ -156,10 +156,7 @@ def _numbers(column: Any, number: int) -> bool:
 
 
 def _finite(chunk: Chunk, model: Weights) -> Array:
-    """Which rows have finite updates and buffers.
-
-    A buffer may hold a constant infinity, such as a causal mask: then it must not have changed.
-    """
+    """Which rows have finite updates and buffers; constant infinities, as in a mask, are fine."""
     fine = np.isfinite(chunk.norm)  # a norm may overflow although no entry is infinite
     if not fine.all():
         fine = fine | torch.isfinite(chunk.update).all(dim=1).cpu().numpy()

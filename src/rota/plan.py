@@ -54,10 +54,7 @@ __all__ = [
 ]
 
 State = dict[str, Any]
-"""What a policy remembers between rounds: named numpy arrays and tensors, and nothing else.
-
-A checkpoint holds all of it, so nothing may hide in attributes.
-"""
+"""What a policy remembers: named arrays and tensors and nothing else, so checkpoints hold it."""
 
 NUMBER = 8
 """Bytes per single number in a reply: a norm or a loss."""
@@ -154,10 +151,7 @@ class Task:
 
 
 def shares(tasks: list[Task]) -> Array:
-    """d[t, i]: client i's share of task t's training examples.
-
-    Each row sums to 1. A share of 0 means that the client has no data for the task.
-    """
+    """d[t, i]: client i's share of task t's examples. Rows sum to 1, and 0 means no data."""
     sizes: Array = np.stack([task.roster.sizes for task in tasks]).astype(np.float64)
     return np.asarray(sizes / sizes.sum(axis=1, keepdims=True))
 

@@ -40,10 +40,7 @@ class Examples:
 
 
 Partition = Callable[[Examples, np.random.Generator], tuple[Array, int]]
-"""A function of examples that returns the owner of each one and the number of clients.
-
-Owners are in 0..clients-1; -1 leaves an example out.
-"""
+"""A function of examples -> the owner of each (-1: left out), and the number of clients."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +124,7 @@ class Federation:
 
 
 def pack(examples: Examples, owner: Array, clients: int) -> Part:
-    """Order examples by owner into one Part; a client's rows keep their order.
-
-    Rows with owner -1 are left out.
-    """
+    """Order examples by owner into one Part, each client's in their order; -1 is left out."""
     order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(owner[order], minlength=clients), out=offsets[1:])

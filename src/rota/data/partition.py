@@ -268,10 +268,7 @@ def rank(owner: Array, clients: int, generator: np.random.Generator) -> Array:
 
 
 def _fill(owner: Array, clients: int, least: int, generator: np.random.Generator) -> Array:
-    """Fill every client up to `least` examples; each is taken from the client largest by then.
-
-    So large clients are levelled down to the highest level that frees enough; bisection finds it.
-    """
+    """Fill every client up to `least` examples, each from the client that is largest by then."""
     sizes = np.bincount(owner, minlength=clients)
     wanted = np.maximum(least - sizes, 0)
     low, top = least, int(sizes.max()) + 1

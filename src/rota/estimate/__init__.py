@@ -52,10 +52,7 @@ class Estimator(Protocol):
         """Empty sums for one round."""
 
     def add(self, sums: Any, plan: Plan, chunk: Chunk) -> Array | None:
-        """Add one chunk to the sums; the chunk is not kept.
-
-        Returns the norms of what is weighed, for each row, if that is not the updates themselves.
-        """
+        """Add one chunk to the sums; returns the norms of what is weighed, if not the updates."""
 
     def finish(self, state: Tensors, sums: Any) -> tuple[list[Estimate], Tensors]:
         """Each model's estimate, and the state after the round."""

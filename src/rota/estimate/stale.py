@@ -31,11 +31,7 @@ from rota.weights import Weights
 
 @dataclass
 class StaleSums:
-    """A round in progress.
-
-    It has the state that the round began from, the plan, all models' sums, and what the next state
-    will remember.
-    """
+    """A round in progress: its first state, its plan, all sums, and what will be remembered."""
 
     state: Tensors
     plan: Plan
@@ -117,10 +113,7 @@ class FedVarp:
         return estimates, new | self._learn(new)
 
     def _learn(self, state: Tensors) -> Tensors:
-        """More entries of the state after the round.
-
-        In the given state the new updates wait, and the old ones are in the memory.
-        """
+        """More entries of the state after the round, in which the new updates still wait."""
         return {}
 
     def residual(self, state: Tensors, plan: Plan, chunk: Chunk) -> tuple[Array, Tensors]:
@@ -137,10 +130,7 @@ class FedVarp:
 
 @dataclass(frozen=True)
 class FedStale(FedVarp):
-    """FedStale: FedVARP with one fixed `beta` for all remembered updates.
-
-    It is usually below 1; 0 is the plain unbiased sum.
-    """
+    """FedStale: FedVARP with one fixed `beta`, usually below 1; 0 is the plain unbiased sum."""
 
     beta: float = 0.8
 

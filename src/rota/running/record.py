@@ -79,10 +79,7 @@ def _scores(score: Score) -> Record:
 
 
 def _failures(names: list[str], plan: Plan, seen: Seen, asked: Asked | None) -> list[Record]:
-    """The rows that failed while they were probed, and the rows of the plan that failed.
-
-    A client that failed both times is listed once, with the second reason.
-    """
+    """Rows that failed, before the draw or after it; a client that failed twice is listed once."""
     found: dict[tuple[int, int], str] = {}
     if asked is not None:
         rows, answers = asked.question.rows, asked.answers

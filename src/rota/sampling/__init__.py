@@ -79,10 +79,7 @@ class Sampler(Protocol):
     """
 
     def init(self, shares: Array, rounds: int) -> State:
-        """The state before the first of `rounds` rounds.
-
-        Raises BadInput if the sampler does not fit these clients.
-        """
+        """The state before the first of `rounds` rounds; BadInput if the clients do not fit."""
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         """This round's plan."""
@@ -100,10 +97,7 @@ class Asking(Protocol):
 
 
 def asks(sampler: Sampler, shares: Array, rounds: int) -> str | None:
-    """What a sampler asks before its first draw, if it asks all clients of some models.
-
-    None for any other sampler.
-    """
+    """What a sampler asks before its first draw, if it asks all clients of some models, or None."""
     if not isinstance(sampler, Asking):
         return None
     question = sampler.ask(sampler.init(shares, rounds), shares, np.random.default_rng(0))

@@ -1,7 +1,4 @@
-"""Samplers that learn from the norms of drawn clients alone, as K-Vib (kvib.py) and OSMD (osmd.py).
-
-S1 compares K-Vib with these; they draw with replacement.
-"""
+"""Samplers that learn from the drawn clients' norms alone; so do kvib.py and osmd.py (S1)."""
 
 from __future__ import annotations
 

@@ -59,10 +59,7 @@ class RpowD:
 
 @dataclass(frozen=True)
 class PowD(RpowD):
-    """pow-d: candidates report the global model's loss, and the highest train (Cho et al. 2020).
-
-    They evaluate it on all their training examples before the draw.
-    """
+    """pow-d: candidates report the model's loss on all their examples, and the highest train."""
 
     needs: ClassVar[str] = "losses of some clients"
     costs: ClassVar[str] = "the candidates evaluate the model"

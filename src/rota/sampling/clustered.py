@@ -125,10 +125,7 @@ def clusters(distance: Array, mass: Array) -> list[list[int]]:
 
 
 def pour(groups: list[list[int]], mass: Array) -> tuple[Array, Array]:
-    """Segments (client, mass) that fill strata of mass 1.
-
-    Each of the heaviest groups begins a stratum, and the clients of the other groups fill them up.
-    """
+    """Segments (client, mass) of strata of mass 1: heavy groups begin them, others fill them up."""
     strata = round(float(mass.sum()))
     groups = sorted(groups, key=lambda group: -mass[group].sum())
     rest = [[client, mass[client]] for group in groups[strata:] for client in group]

@@ -60,10 +60,7 @@ def everybody(shares: Array) -> Plan:
 
 
 def independent(probability: Array, shares: Array, generator: np.random.Generator) -> Plan:
-    """Poisson sampling: one coin for each pair; weight = share / p.
-
-    The size of the cohort is random. An empty cohort leaves the models as they are.
-    """
+    """Poisson sampling: one coin for each pair; weight = share / p. The cohort's size is random."""
     heads = np.flatnonzero(generator.random(shares.shape) < probability)
     model, client = np.divmod(heads, shares.shape[1])
     p = probability[model, client]

@@ -84,10 +84,7 @@ def remember(state: State, fresh: Fresh) -> State:
 
 
 def _products(some: list[Tensor], everybody: list[Tensor]) -> Tensor:
-    """All inner products, in double precision, one block of columns at a time.
-
-    A CPU computes those of one block in single precision, which is twice as fast.
-    """
+    """All inner products in double precision; a CPU computes blocks in single, twice as fast."""
     on_gpu, device = some[0].is_cuda, some[0].device
     out = torch.zeros(len(some), len(everybody), dtype=torch.float64, device=device)
     width, kind = (8 * BLOCK, torch.float64) if on_gpu else (BLOCK, torch.float32)

@@ -112,10 +112,7 @@ class Aocs(Ocs):
 
 
 def approximate(scores: Array, budget: float, steps: int) -> Array:
-    """AOCS's probabilities (Chen et al. 2020, Algorithm 2).
-
-    If all scores are 0, the clients share the budget equally.
-    """
+    """AOCS's probabilities (Algorithm 2); if all scores are 0, clients share the budget equally."""
     if len(scores) <= budget or not scores.any():
         return np.full(len(scores), min(1.0, budget / max(len(scores), 1)))
     parts = scores / scores.max()

@@ -102,10 +102,7 @@ class Osmd(Bandit):
 
 
 def lift(q: Array, least: float) -> None:
-    """q <- max(least, c q), in place, with the c for which it sums to 1.
-
-    c falls as more entries are lifted to `least`, so a few passes find it.
-    """
+    """q <- max(least, c q), in place, with the c for which it sums to 1; few passes find it."""
     total, lifted = q.sum(), -1
     c = 1 / total
     while lifted < (lifted := int(np.count_nonzero(low := q < least / c))) < len(q):

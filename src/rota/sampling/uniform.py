@@ -1,7 +1,4 @@
-"""Samplers that learn nothing: uniform, in proportion to the clients' data, and everybody.
-
-S1 calls sampling in proportion to the data biased. Only the plain mean (`ProportionalMean`) is.
-"""
+"""Samplers that learn nothing: uniform, in proportion to the clients' data, and everybody."""
 
 from __future__ import annotations
 
@@ -84,10 +81,7 @@ class ProportionalMean:
 
 @dataclass(frozen=True)
 class Full:
-    """Full participation: every client trains every model that it has data for.
-
-    This is what the unbiased samplers estimate.
-    """
+    """Full participation: every client trains every model that it has data for."""
 
     unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"

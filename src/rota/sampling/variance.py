@@ -19,10 +19,7 @@ __all__ = ["fixed", "independent", "multinomial", "of", "sequential"]
 def of(
     procedure: Procedure, rates: Array, scores: Array, total: float, products: Array | None = None
 ) -> float:
-    """The variance of `draw.by` for one model, from its row of rates.
-
-    Only sequential draws need the products; without them their variance is NaN.
-    """
+    """The variance of `draw.by` for one model; of sequential draws only if products are given."""
     draws = round(float(rates.sum()))
     if procedure == "independent":
         return independent(rates, scores)
