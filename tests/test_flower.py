@@ -22,6 +22,7 @@ from rota.flower import spec
 from rota.flower.engine import Remote, await_clients
 from rota.flower.fleet import Rules
 from rota.flower.superlink import free_port
+from rota.grouping import Ifca
 from rota.plan import Task
 from rota.running.check import check
 from rota.sampling import Full
@@ -82,9 +83,10 @@ def same(one: Any, two: Any) -> bool:
         {"channel": Quantised(bits=4)},
         {"submodel": SUBMODELS["fjord"]()},
         {"submodel": SUBMODELS["heterofl"]()},
+        {"grouping": Ifca(groups=2), "capacity": Whole()},
         {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
     ],
-    ids=["parts", "quantised", "nested", "scaled", "scaffold"],
+    ids=["parts", "quantised", "nested", "scaled", "groups", "scaffold"],
 )
 def test_a_run_is_that_of_the_reference_engine(policies: Any, tmp_path: Path) -> None:
     experiment = setting(**policies)

@@ -84,6 +84,7 @@ class Remote:
         """Each row's mean loss over its client's training examples, or over some at random."""
         seen = Seen.nothing(len(job.plan))
         seen.examples[:] = 0
+        job = replace(job, plan=replace(job.plan, cut=None, cuts=()))  # of whole models
         asks, absent = self._asks(job, "losses", {"examples": examples})
         for row, why in absent:
             seen.reason[row] = why

@@ -7,12 +7,14 @@ a gate (gate.py) listens for them, and passes on what goes to the fleet interfac
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +23,7 @@ from pathlib import Path
 
 from rota.errors import BadInput
 
+say = logging.getLogger("rota")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -109,38 +112,66 @@ def started(
             door = Door(door.address, root.read_bytes(), secret.read_bytes())
         if database is not None:
             words += ["--database", str(database)]
-        process = stack.enter_context(running(words, home, inner))
+        stack.enter_context(running(words, home, inner))
         if host not in LOOPBACK:
             gate = [sys.executable, "-m", "rota.flower.gate", host, str(port), door.address]
             gate += [str(keys)] if keys is not None else []
             stack.enter_context(running(gate, home, port, host))
-        del process
         yield door
 
 
 @contextmanager
-def running(
-    words: list[str], home: str, port: int, host: str = "127.0.0.1"
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that listens on a port, until the end of the block."""
-    log = Path(home) / "log"
-    if answers("127.0.0.1" if host in ("0.0.0.0", "::") else host, port):
+def running(words: list[str], home: str, port: int, host: str = "127.0.0.1") -> Iterator[Kept]:
+    """A process that listens on a port, until the end of the block; it is started again if it dies.
+
+    What it knew in memory is lost then, and the server's run begins anew on it.
+    """
+    near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    if answers(near, port):
         raise BadInput(f"port {port} is in use: stop what uses it, or choose another port")
-    with log.open("ab") as file:
-        environment = {**os.environ, "FLWR_HOME": home, "ROTA_PARENT": str(os.getpid())}
-        process = subprocess.Popen(
-            words, stdout=file, stderr=file, env=environment, start_new_session=True
-        )
+    kept = Kept(words, home)
     try:
         end = time.monotonic() + 60
-        while not answers("127.0.0.1" if host in ("0.0.0.0", "::") else host, port):
-            if process.poll() is not None or time.monotonic() > end:
-                last = log.read_text(errors="replace").strip().splitlines()[-3:]
+        while not answers(near, port):
+            if kept.process.poll() is not None or time.monotonic() > end:
+                last = kept.log.read_text(errors="replace").strip().splitlines()[-3:]
                 raise BadInput(f"Flower's SuperLink did not start: {' '.join(last) or 'no reason'}")
             time.sleep(0.05)
-        yield process
+        threading.Thread(target=kept.watch, daemon=True).start()
+        yield kept
     finally:
-        stop(process)
+        kept.close()
+
+
+class Kept:
+    """A process that is started again when it dies."""
+
+    def __init__(self, words: list[str], home: str) -> None:
+        self.words, self.home, self.log = words, home, Path(home) / "log"
+        self.ended, self.lock = threading.Event(), threading.Lock()
+        self.start()
+
+    def start(self) -> None:
+        """Start it."""
+        environment = {**os.environ, "FLWR_HOME": self.home, "ROTA_PARENT": str(os.getpid())}
+        with self.log.open("ab") as file:
+            self.process = subprocess.Popen(
+                self.words, stdout=file, stderr=file, env=environment, start_new_session=True
+            )
+
+    def watch(self) -> None:
+        """Start it again whenever it is gone."""
+        while not self.ended.wait(0.5):
+            with self.lock:
+                if self.process.poll() is not None and not self.ended.is_set():
+                    say.warning("%s died and is started again", self.words[2])
+                    self.start()
+
+    def close(self) -> None:
+        """End it."""
+        self.ended.set()
+        with self.lock:
+            stop(self.process)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -164,8 +195,6 @@ def answers(host: str, port: int) -> bool:
 
 def ends_with_parent() -> None:
     """End this process when the one that started it has ended, even by kill -9."""
-    import threading
-
     parent = int(os.environ.get("ROTA_PARENT", "0"))
 
     def watch() -> None:

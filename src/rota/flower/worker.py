@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from math import prod
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -36,6 +37,10 @@ from rota.world.devices import Profile
 
 COPIES = 8
 """Training takes about this many copies of a model: itself, its gradient, moments, the reply."""
+
+
+MOST = 10_000_000
+"""The most clients of a run."""
 
 
 @dataclass
@@ -117,6 +122,12 @@ class Work:
         if most is not None and (not _whole(most) or most < 1):
             raise Refused("'examples' is not a number from 1 on")
         built, job, rows = self._job(letter)
+        models = list(job.models)
+        for place, s in enumerate(job.plan.model.tolist()):  # losses are of whole models
+            assert job.local.start is not None
+            params, buffers = job.local.start(np.array([place]))
+            models[s] = replace(models[s], weights=Weights(params[0], buffers[0]))
+        job = replace(job, models=models)
         began = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             seen = built.engine.losses(job, most)
@@ -137,7 +148,7 @@ class Work:
         """The job that a letter describes, and its rows' numbers on the server."""
         head = letter.head
         now, seed, clients = (_number(head, key) for key in ("round", "seed", "clients"))
-        if now < 1 or clients < 1 or clients > 1 << 32:
+        if now < 1 or clients < 1 or clients > MOST:
             raise Refused("the round or the number of clients is wrong")
         mine, tasks = _table(head, "mine"), _list(head, "tasks")
         if not all(_whole(each) and 0 <= each < clients for each in mine.values()):
@@ -183,6 +194,8 @@ class Work:
         if not sound or not _whole(classes) or classes < 0 or dtype not in spec.DTYPES:
             raise Refused("a task's shape, classes or dtype is wrong")
         assert isinstance(shape, list)
+        if 16.0 * prod(shape) > self.memory:
+            raise Refused("an example would not fit into this client's memory")
         assert isinstance(dtype, str)
         blank = store.federation(self.folder, "", {}, 1, (shape, dtype, classes))
         task = spec.rebuild(told, blank, self.allow)
