@@ -478,3 +478,55 @@ def test_engines_agree_on_groups(member: str) -> None:
     np.testing.assert_array_equal(one.state.shares, two.state.shares)
     for a, b in zip(one.state.models, two.state.models, strict=True):
         torch.testing.assert_close(a.params, b.params, rtol=1e-3, atol=1e-4)
+
+
+# ---- what each client gets
+
+
+def test_each_client_is_tested_with_the_model_of_its_group() -> None:
+    task = three_ways()
+    run = rota.run([task], Full(), rounds=3, grouping=Selective())
+    last, test = run.records[-1], task.federation.test
+    own, whole = [], []
+    for model, clients in zip(run.models.values(), THIRDS, strict=True):
+        for client in clients:
+            x, y = test.of(client)
+            with torch.no_grad():
+                own.append(float((model.eval()(x).argmax(1) == y).float().mean()))
+                whole.append(float((model(test.x).argmax(1) == test.y).float().mean()))
+    figures = [np.mean(own), min(own), np.quantile(own, 0.1), np.std(own), np.mean(whole)]
+    keys = ("own_mean", "own_worst", "own_p10", "own_spread", "shared_mean")
+    assert [last[key] for key in keys] == pytest.approx(figures, abs=1e-6)
+    assert [run.summary[key] for key in keys] == [last[key] for key in keys]
+    of_groups = last["groups_of_clients"]
+    for (name, each), clients in zip(of_groups.items(), THIRDS, strict=True):
+        assert name in run.models
+        assert list(each["own"]) == [str(client) for client in clients]
+        assert list(each["own"].values()) == pytest.approx(own[clients[0] : clients[-1] + 1])
+        assert each["worst"] == min(each["own"].values())
+
+
+def test_without_test_sets_of_their_own_clients_get_the_shared_one() -> None:
+    run = rota.run([small()], Full(), rounds=2, grouping=Local())
+    last = run.records[-1]
+    assert "own_mean" not in last
+    accuracies = [model["accuracy"] for model in last["models"].values()]
+    assert last["shared_mean"] == pytest.approx(np.mean(accuracies))
+    plain = rota.run([small()], Full(), rounds=2)
+    assert "shared_mean" not in plain.records[-1], "there is nothing to tell"
+
+
+def test_a_report_shows_groups_that_come_later(tmp_path: Path) -> None:
+    from rota.cli.report import write_page
+
+    for name, grouping in (("cfl", Cfl()), ("one", One()), ("local", Local())):
+        out = tmp_path / name
+        rota.run([three_ways()], Full(), rounds=10, grouping=grouping, out=out)
+    page = write_page([tmp_path / "cfl"], tmp_path / "cfl.html").read_text()
+    assert "Who was grouped with whom" in page
+    assert "digits.1" in page
+    folders = [tmp_path / name for name in ("cfl", "one", "local")]
+    both = write_page(folders, tmp_path / "all.html").read_text()
+    assert '<th scope="col">Worst client</th>' in both
+    assert "cfl: who was grouped with whom" in both
+    assert "one: who was grouped with whom" not in both

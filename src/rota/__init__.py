@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rota import data, estimate, models, sampling
+    from rota import data, estimate, grouping, models, sampling
     from rota.admission import Admission
     from rota.data import Federation, from_clients, partition
     from rota.errors import BadInput
@@ -32,6 +32,7 @@ __all__ = [
     "data",
     "estimate",
     "from_clients",
+    "grouping",
     "models",
     "partition",
     "run",

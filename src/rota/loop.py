@@ -29,6 +29,7 @@ from rota.admission import admit
 from rota.engine import Engine
 from rota.estimate import Estimate, Server
 from rota.experiment import Experiment, State
+from rota.grouping.gets import gets
 from rota.grouping.regroup import regroup
 from rota.plan import Job, Model, Plan, Seen, checked
 from rota.policies import KINDS, Observing, Opening, Watching, sees, speaks
@@ -112,6 +113,7 @@ def play(
         with rng.addressed(rng.key(experiment.seed, "evaluate", now)):
             scores = engine.evaluate(models)
     names, alike = experiment.models(models), same_score(experiment.tasks)
+    totals |= gets(names, state.shares, scores, alike)
     return after, record(now, names, plan, seen, scores, totals, asked, alike)
 
 

@@ -11,6 +11,8 @@ from rota.running.summary import Summary, diverged, failed
 Setting = list[Summary]
 """The summaries of the runs that differ only in their seed."""
 
+MODELS = 12
+"""The most models that have a column each."""
 COSTS: dict[str, tuple[str, numbers.Format]] = {
     "sent up": ("bytes_up", numbers.size),
     "sent down": ("bytes_down", numbers.size),
@@ -27,9 +29,18 @@ def sentences(summary: Summary) -> list[str]:
     result = f"accuracy {score(summary['accuracy'])}, loss {loss(summary['loss'])}"
     lines = [f"{result}{where} after {rounds(summary)}"]
     if several:
-        each = ", ".join(f"{name} {score(model['accuracy'])}" for name, model in models.items())
+        some = list(models.items())[:MODELS]
+        each = ", ".join(f"{name} {score(model['accuracy'])}" for name, model in some)
+        each += " ..." if len(models) > MODELS else ""
         worst, spread = score(summary["worst_accuracy"]), score(summary["accuracy_spread"])
         lines.append(f"{each}; worst {worst}, spread {spread}")
+    if several and summary.get("own_mean") is not None:
+        of = ("own_mean", "own_worst", "own_p10", "own_spread")
+        mean, least, low, apart = (score(summary[key]) for key in of)
+        lines.append(
+            f"clients on their own test sets: mean {mean}, worst {least}, 10th percentile {low}, "
+            f"spread {apart}"
+        )
     lines += [reached(summary), diverged(summary), failed(summary)]
     return [line for line in lines if line]
 
@@ -90,10 +101,12 @@ def _accuracies(settings: list[Setting], models: list[str]) -> list[str]:
         return [[result.get(key) for result in setting] for setting in settings]
 
     add("mean", over_models("accuracy"))
-    for model in models:
+    for model in models if len(models) <= MODELS else []:
         add(model, [[_model(each, model).get("accuracy") for each in runs] for runs in settings])
     add("worst", over_models("worst_accuracy"))
     add("spread", over_models("accuracy_spread"))
+    for title, key in (("clients", "own_mean"), ("worst", "own_worst"), ("p10", "own_p10")):
+        add(title if title == "clients" else f"{title} client", over_models(key))
     columns.append(["rounds", *(_count([each["rounds"] for each in runs]) for runs in settings)])
     return _lines(["run", *map(_name, settings)], columns)
 

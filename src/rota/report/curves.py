@@ -129,6 +129,11 @@ def across(series: list[Series]) -> list[Chart]:
     return [chart for chart in (low, apart) if chart.traces]
 
 
+def over_rounds(series: Series, name: str) -> list[Trace]:
+    """A value of each tested round."""
+    return _curve(series, series.along, _score(name, None), "line", True)
+
+
 def training(chart: Chart, series: Series) -> None:
     """Add the clients' training loss, which every round has, to a chart of the test loss."""
     own = replace(series, label="training")

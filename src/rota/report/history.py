@@ -63,14 +63,15 @@ class History:
         """The models whose accuracies are from 0 to 1. A user's own score may be any number."""
         found = set()
         for name in self.models:
-            values = [line["models"][name].get("accuracy") for line in self.tested]
+            values = [line["models"].get(name, {}).get("accuracy") for line in self.tested]
             if all(0 <= value <= 1 for value in values if value is not None):
                 found.add(name)
         return found
 
-    @property
+    @cached_property
     def models(self) -> list[str]:
-        return list(self.rounds[0]["models"]) if self.rounds else list(self.data)
+        """The models of all rounds: new groups bring new ones."""
+        return _names(self.rounds) if self.rounds else list(self.data)
 
     @property
     def clients(self) -> int:
@@ -110,7 +111,7 @@ class History:
         if self.target is None or not set(models) <= set(self.models):
             return None
         for line in self.tested:
-            if all(at(line["models"][model], self.target) for model in models):
+            if all(at(line["models"].get(model, {}), self.target) for model in models):
                 return int(line["round"])
         return None
 
@@ -197,7 +198,7 @@ def _read(folder: Path) -> History:
                 failures[f"{model}{failure['reason']}"] += 1
             before = lines[-1]["seconds"] if lines else 0.0
             lines.append(record | {"round_seconds": record["seconds"] - before})
-        models = list(lines[0]["models"]) if lines and data else list(data)
+        models = _names(lines) if lines and data else list(data)
         data = {name: data[_task(name, data)] for name in models}
     except (OSError, ValueError, KeyError) as error:
         hint = f"leave {folder.name} out of the report, or run it again"
@@ -217,6 +218,10 @@ def _read(folder: Path) -> History:
         finished=bool(summary),
         wall_seconds=summary.get("wall_seconds"),
     )
+
+
+def _names(lines: list[Record]) -> list[str]:
+    return list(dict.fromkeys(name for line in lines for name in line["models"]))
 
 
 def _widths(cohort: dict[str, list[int]], held: Record) -> dict[int, float]:

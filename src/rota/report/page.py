@@ -11,7 +11,7 @@ from typing import Any
 
 from rota.policies import KINDS
 from rota.recipe.differences import flat
-from rota.report import clients, curves, tables
+from rota.report import clients, curves, gets, tables
 from rota.report.charts import Chart, Series, models_of, series_of, worst_of
 from rota.report.groups import Group, methods
 from rota.report.history import History, averaged
@@ -26,6 +26,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 CROWD = 5
 """This many bands, or filled histograms, can overlap and still be read. If there are more, only the
 one under the pointer is drawn."""
+CLIENTS = "Accuracies of the clients’ own models on their own test sets, in the last test."
 AXES = {"round": "Rounds", "seconds": "Virtual time", "bytes": "Data sent"}
 
 
@@ -47,6 +48,7 @@ def render(groups: list[Group]) -> str:
     failures = "Clients whose update could not be used, by reason, over all seeds."
     parts += [
         _models(groups, models),
+        _section("Clients", CLIENTS, gets.table(groups)),
         _runs(groups),
         _section("Failures", failures, tables.failures(groups)),
         _configuration(groups),
@@ -132,6 +134,7 @@ def _charts(groups: list[Group], series: list[Series], models: list[str]) -> dic
         "Across models": curves.across(series[: len(groups)]),
         "Each model": by_model,
         "Across clients": [chart for chart in across if chart.traces],
+        "What each client gets": gets.charts(groups, series[: len(groups)]),
         "Sub-models": submodels(groups, series),
         "Other measures": curves.measures(groups, series),
         "Who was sampled": sampled,

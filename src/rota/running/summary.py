@@ -15,6 +15,11 @@ from rota.sampling.metrics import SUMMED
 
 Summary = dict[str, Any]
 """A run's summary.json; in a comparison it also has the name of its `run`."""
+FAIR = (
+    *("worst_accuracy", "accuracy_spread"),
+    *("own_mean", "own_worst", "own_p10", "own_spread", "shared_mean"),
+)
+"""What a round's record may say about models, and about what each client gets."""
 PATIENCE = 5
 """A run ends after this many consecutive rounds with failed clients and no usable update."""
 
@@ -89,7 +94,7 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
         "rounds": len(records),
         "accuracy": last["accuracy"],
         "loss": last["loss"],
-        **{key: last[key] for key in ("worst_accuracy", "accuracy_spread") if key in last},
+        **{key: last[key] for key in FAIR if key in last},
         "models": models,
         **totals,
         "server_bytes": max(line["server_bytes"] for line in records),

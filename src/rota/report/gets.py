@@ -1,0 +1,138 @@
+"""What each client gets, and who was grouped with whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rota.report import curves, numbers, tables
+from rota.report.charts import Chart, Series, Trace, axis, rounded, safe
+from rota.report.groups import Group
+from rota.report.history import History
+
+SETTINGS = 4
+"""Groups are drawn for at most this many settings."""
+BARS = 150
+"""The most clients with a bar each."""
+COLUMNS = {
+    "own_mean": "Mean client",
+    "own_worst": "Worst client",
+    "own_p10": "10th percentile",
+    "own_spread": "Spread of clients",
+    "shared_mean": "Mean on the whole test set",
+}
+
+
+def table(groups: list[Group]) -> str:
+    """One row per setting; empty if no client has a test set or a group of its own."""
+    runs = [run for group in groups for run in group.runs]
+    known = [key for key in COLUMNS if any(run.last(key) is not None for run in runs)]
+    if not known:
+        return ""
+    rows = []
+    for group in groups:
+        cells = [[run.last(key) for run in group.runs] for key in known]
+        means = [
+            numbers.mean([value for value in cell if value is not None], numbers.percent)
+            if any(value is not None for value in cell)
+            else numbers.NONE
+            for cell in cells
+        ]
+        rows.append([group.label, *means])
+    return tables.table(["Run", *(COLUMNS[key] for key in known)], rows)
+
+
+def charts(groups: list[Group], series: list[Series]) -> list[Chart]:
+    """Clients' accuracies by round, and for single settings each client's, and the groups."""
+    out = []
+    for key, words in (("own_mean", "mean client"), ("own_p10", "10th percentile of clients")):
+        chart = Chart(key, f"Accuracy of the {words}", progress=True)
+        chart.note = "Each client’s model, that of its group, on the client’s own test set."
+        chart.layout = {"yaxis": curves.score_axis(True)}
+        for one in series:
+            chart.traces += curves.over_rounds(one, key)
+        out.append(chart)
+    for number, group in enumerate(groups[:SETTINGS]):
+        of = f"{group.label}: " if len(groups) > 1 else ""
+        out += [_each(number, of, group), *_alike(number, of, group)]
+    return [chart for chart in out if chart.traces]
+
+
+def _each(number: int, of: str, group: Group) -> Chart:
+    """Each client's accuracy in the last test, one colour per group."""
+    words = "ach client’s accuracy, by group"
+    chart = Chart(f"gets {number}", f"{of}e{words}" if of else f"E{words}")
+    chart.note = "On the client’s own test set, in the last test."
+    entry = group.runs[0].tested[-1].get("groups_of_clients", {}) if group.runs[0].tested else {}
+    if sum(len(each.get("own", {})) for each in entry.values()) > BARS:
+        return chart
+    names: list[str] = []
+    for index, (model, each) in enumerate(entry.items()):
+        own = each.get("own", {})
+        if not own:
+            continue
+        chart.traces.append(
+            {
+                "type": "bar",
+                "name": safe(model),
+                "x": [f"{client}" for client in own],
+                "y": rounded([float("nan") if v is None else v for v in own.values()]),
+                "hovertemplate": f"client %{{x}} in {safe(model)}: %{{y:.1%}}<extra></extra>",
+                "meta": {"role": "class", "index": index},
+            }
+        )
+        names += own
+    chart.layout = {
+        "xaxis": axis("clients", type="category"),
+        "yaxis": curves.score_axis(True),
+        "bargap": 0.1,
+        "showlegend": len(entry) > 1,
+    }
+    return chart
+
+
+def _alike(number: int, of: str, group: Group) -> list[Chart]:
+    """How alike clients were when the last groups were formed, ordered by group."""
+    run = group.runs[0]
+    found = [line["groups"] for line in run.rounds if "groups" in line]
+    if not found:
+        return []
+    out = []
+    for task, entry in found[-1].items():
+        which = of + (f"{task}: " if len(found[-1]) > 1 else "")
+        words = "ho was grouped with whom"
+        chart = Chart(f"alike {number} {task}", f"{which}w{words}" if which else f"W{words}")
+        members = entry["members"]
+        sizes = ", ".join(f"{len(each):,}" for each in members[:20])
+        chart.note = f"{len(members)} groups, of {sizes} clients."
+        chart.traces = [_heat(entry, members)]
+        if "similarity" in entry:
+            chart.note += " The darker, the more alike two clients are; groups follow each other."
+        chart.layout = {
+            "xaxis": axis("clients", type="category", showticklabels=False, ticks=""),
+            "yaxis": axis("clients", type="category", autorange="reversed"),
+        }
+        chart.note += _seed(group, run)
+        out.append(chart)
+    return out
+
+
+def _heat(entry: dict[str, Any], members: list[list[int]]) -> Trace:
+    """The similarity of clients, or whether they are in one group."""
+    of = {client: g for g, clients in enumerate(members) for client in clients}
+    some = entry.get("clients") or [client for clients in members for client in clients][:60]
+    z = entry.get("similarity") or [[float(of[a] == of[b]) for b in some] for a in some]
+    names = [f"{client} (group {of[client]})" for client in some]
+    return {
+        "type": "heatmap",
+        "x": names,
+        "y": names,
+        "z": z,
+        "zmin": 0,
+        "hovertemplate": "clients %{x} and %{y}: %{z:.3f}<extra></extra>",
+        "meta": {"role": "heat"},
+    }
+
+
+def _seed(group: Group, run: History) -> str:
+    """Which seed a chart of a single run shows."""
+    return f" Seed {run.config.get('seed')}." if len(group.runs) > 1 else ""
