@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import federation, linear
 from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import call
+from torch import nn
 
 import rota
 from rota.cli import profile
+from rota.engine.footprint import footprint
 from rota.errors import BadInput
+from rota.estimate import FedAvg
 from rota.plan import Task
 from rota.sampling import Full
+from rota.submodel import Fixed
 from rota.world.devices import DEVICES, PHONES, Conditions, Devices, Phones, Profile, Trace
 from rota.world.trace import NUMBERS, USUAL
 
@@ -248,7 +253,7 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
     "twice": (({"gflops": 1, "changes": [{"round": 5}, {"round": 5}]},), "has the round 5"),
     "a wrong change": (
         ({"gflops": 1, "changes": [{"round": 5, "speed": 2}]},),
-        "line 1 has an unknown key 'speed': known: gflops, latency, load, mbps, round",
+        "line 1 has an unknown key 'speed': known: gflops, latency, load, mbps, memory, round",
     ),
 }
 
@@ -342,3 +347,55 @@ def test_mistakes_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         outcome = call("doctor", *words)
         assert (outcome.status, outcome.out) == (2, "")
         assert sentence in outcome.err
+
+
+# --- memory
+
+
+def test_the_footprint_counts_weights_moments_and_what_the_backward_pass_needs() -> None:
+    """By hand: two linear layers and a ReLU save their inputs; the ReLU's output is one of them."""
+
+    def two(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, classes))
+
+    params = 4 * (4 * 50 + 50 + 50 * 3 + 3)
+    x = torch.zeros(5, 4)
+    for options, times in (({}, 2), ({"momentum": 0.9}, 3), ({"optimizer": "adam"}, 4)):
+        task = Task(two, federation([12] * 4), **options)  # type: ignore[arg-type]
+        found = footprint(task, lambda: two((4,), 3), x)
+        assert found.fixed == times * params
+        assert found.example == 4 * (4 + 50)
+    assert found.of(10) == found.fixed + 10 * found.example
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_a_client_with_too_little_memory_fails_with_a_sentence(engine: str, tmp_path: Path) -> None:
+    def wide(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 500), nn.ReLU(), nn.Linear(500, classes))
+
+    task = Task(wide, federation([12] * 4), batch=6)
+    need = footprint(task, lambda: wide((4,), 3), torch.zeros(1, 4)).of(6) / 1e6
+    file = write(
+        tmp_path,
+        {"gflops": 1, "memory": 1.01 * need},
+        {"gflops": 1, "memory": 0.99 * need},
+        {"gflops": 1},
+        {"gflops": 1, "changes": [{"round": 2, "memory": 0.5 * need}]},
+    )
+    options: Any = {"devices": Trace(file=file), "rounds": 2, "engine": engine}
+    run = rota.run([task], Full(), estimator=FedAvg(), **options)
+    failed = [[each["client"] for each in record["failures"]] for record in run.records]
+    assert failed == [[1], [1, 3]]
+    reason = run.records[0]["failures"][0]["reason"]
+    assert reason == f"training needs {need:.3g} MB, and the device has {0.99 * need:.3g} MB"
+    capacity = Fixed(each=(1.0, 0.9, 1.0, 0.4))  # narrower parts fit
+    run = rota.run([task], Full(), estimator=FedAvg(), capacity=capacity, **options)
+    assert run.summary["failures"] == 0
+
+
+def test_memory_that_means_nothing() -> None:
+    for name in ("lognormal", "spread-of-4", "phones"):
+        with pytest.raises(BadInput, match=r"devices\.memory is 0: it must be above 0, and "):
+            make(name, memory=0.0).check()
+        assert make(name, memory=2.5).profile(3, 0).room(np.arange(3), 1).tolist() == [2.5e6] * 3
+        assert make(name).profile(3, 0).memory is None

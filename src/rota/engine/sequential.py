@@ -5,6 +5,8 @@ The other engines must agree with it.
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from rota.engine import local
 from rota.engine.bounds import guarded
 from rota.engine.examples import Pair, upload
 from rota.engine.flops import module_flops, step_flops
+from rota.engine.footprint import Footprint, footprint
 from rota.engine.nested import Nested, draw, scale
 from rota.engine.optimisers import fresh
 from rota.engine.schedule import batches
@@ -43,6 +46,7 @@ class Net:
 
     def __init__(self, task: int, module: nn.Module, flops: float) -> None:
         self.task, self.module, self.flops = task, module, flops
+        self.footprint: Footprint | None = None
         integers = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
         self.counters = [(each, each.clone()) for each in integers]
 
@@ -97,9 +101,7 @@ class Sequential:
         for row in range(len(job.plan)):
             model = int(job.plan.model[row])
             begin, place = self._start(job, row), np.array([row])
-            task, part = job.models[model].task, job.plan.held(row)
-            scaled = job.how == "scaled"
-            net = self.nets[task] if part is None else self._smaller(task, part, scaled)
+            task, net = job.models[model].task, self._net(job, row)
             flops = net.flops
             try:
                 end, loss, steps, examples, flops, reason = self._train_row(job, row, net, begin)
@@ -123,6 +125,11 @@ class Sequential:
             )
             yield carry(job, self.seed, chunk)
 
+    def _net(self, job: Job, row: int) -> Net:
+        """The network that a row trains."""
+        task, part = job.models[int(job.plan.model[row])].task, job.plan.held(row)
+        return self.nets[task] if part is None else self._smaller(task, part, job.how == "scaled")
+
     def _smaller(self, task: int, part: SubModel, scaled: bool = False) -> Net:
         """The network of a part; parts with equally many units in each layer share it."""
         key = task, scaled, tuple(len(kept) for kept in part.cut.kept)
@@ -134,6 +141,21 @@ class Sequential:
             small = build(whole, part.cut)
             self.smaller[key] = Net(task, scale(small, whole) if scaled else small, flops)
         return self.smaller[key]
+
+    def lack(self, job: Job, row: int, batch: int) -> str:
+        """Why a row's training does not fit into its device's memory; empty if it does."""
+        if self.profile.memory is None:
+            return ""
+        net = self._net(job, row)
+        if net.footprint is None:
+            x = self.data[net.task][0][:1].cpu()
+            build = functools.partial(copy.deepcopy, net.module)
+            net.footprint = footprint(self.tasks[net.task], lambda: build().cpu(), x)
+        (room,) = self.profile.room(job.plan.client[[row]], job.now)
+        need = net.footprint.of(batch)
+        if need <= room:
+            return ""
+        return f"training needs {need / 1e6:.3g} MB, and the device has {room / 1e6:.3g} MB"
 
     def _forwards(self, job: Job, row: int, net: Net, key: int, steps: int) -> list[Forward]:
         """Each mini-batch's forward pass, and its FLOPs per example."""
@@ -178,6 +200,8 @@ class Sequential:
         stream = rng.as_tensor([key], self.device)[0]
         dropout = local.Dropout(stream)
         steps = batches(task, len(y), stream, self.least[model])
+        if steps and (lack := self.lack(job, row, max(map(len, steps)))):
+            return start, float("nan"), 0, 0, net.flops, lack
         if not steps:
             return start, float("nan"), 0, 0, net.flops, local.TOO_FEW
         forwards = self._forwards(job, row, net, key, len(steps))

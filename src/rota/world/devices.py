@@ -87,8 +87,8 @@ def _uniform(key: int, clients: Array, number: int) -> Array:
 class Profile:
     """What the clients' devices can do: FLOP/s, bytes/s of the link, seconds of a round trip.
 
-    The arrays have one entry per client, unless `entry` says which entries hold for some clients in
-    a round.
+    `memory` is the bytes that training may take; None means as many as it needs. The arrays have
+    one entry per client, unless `entry` says which entries hold for some clients in a round.
     """
 
     speed: Array
@@ -97,6 +97,13 @@ class Profile:
     conditions: Conditions = field(default_factory=Conditions)
     seed: int = 0
     entry: Callable[[Array, int], Array] | None = None
+    memory: Array | None = None
+
+    def room(self, clients: Array, now: int) -> Array:
+        """The bytes that training may take on some clients' devices in round `now`."""
+        if self.memory is None:
+            return np.full(len(clients), np.inf)
+        return np.asarray(self.memory[clients if self.entry is None else self.entry(clients, now)])
 
     def seconds(self, clients: Array, flops: Array, nbytes: Array, now: int) -> tuple[Array, Array]:
         """How long clients take in round `now`: computing and transfer, and computing alone."""
@@ -130,18 +137,20 @@ class Devices(Conditions):
 
     `spread` is the sigma of a log-normal factor (median 1) on each client's speed and,
     independently, on its link. `latency` is the seconds of a round trip, which each row pays once.
-    The defaults are a mid-range phone on a home connection.
+    A client fails if training needs more than `memory` MB. The defaults are a mid-range phone on a
+    home connection.
     """
 
     gflops: float = 5.0
     mbps: float = 20.0
     spread: float = 0.0
     latency: float = 0.0
+    memory: float | None = None
 
     def check(self) -> None:
         """Refuse speeds that a clock cannot run on."""
         super().check()
-        _check_speeds(self.gflops, self.mbps, self.latency)
+        _check_speeds(self.gflops, self.mbps, self.latency, self.memory)
         if not self.spread >= 0:
             raise BadInput(f"devices.spread is {self.spread}: it must be at least 0")
         if self.spread > WIDEST:
@@ -154,7 +163,8 @@ class Devices(Conditions):
         """Each client's speed and link."""
         generator = rng.generator(rng.key(seed, "devices"))
         factor = np.exp(self.spread * generator.standard_normal((2, clients)))
-        return _profile(self.gflops * factor[0], self.mbps * factor[1], self.latency, self, seed)
+        speed, link = self.gflops * factor[0], self.mbps * factor[1]
+        return _profile(self, seed, speed, link, self.latency, self.memory)
 
 
 @dataclass(frozen=True)
@@ -167,19 +177,19 @@ class SpreadOf4(Conditions):
     gflops: float = 5.0
     mbps: float = 20.0
     latency: float = 0.0
+    memory: float | None = None
 
     def check(self) -> None:
         """Refuse speeds that a clock cannot run on."""
         super().check()
-        _check_speeds(self.gflops, self.mbps, self.latency)
+        _check_speeds(self.gflops, self.mbps, self.latency, self.memory)
 
     def profile(self, clients: int, seed: int) -> Profile:
         """Each client's speed and link."""
         factor = 2 ** np.linspace(-1, 1, clients) if clients > 1 else np.ones(1)
         order = rng.generator(rng.key(seed, "devices")).permutation(clients)
-        return _profile(
-            self.gflops * factor[order], np.full(clients, self.mbps), self.latency, self, seed
-        )
+        speed = self.gflops * factor[order]
+        return _profile(self, seed, speed, self.mbps, self.latency, self.memory)
 
 
 PHONES = {
@@ -207,17 +217,18 @@ class Phones(Conditions):
     gflops: float = 5.0
     mbps: float = 20.0
     latency: float = 0.0
+    memory: float | None = None
 
     def check(self) -> None:
         """Refuse speeds that a clock cannot run on."""
         super().check()
-        _check_speeds(self.gflops, self.mbps, self.latency)
+        _check_speeds(self.gflops, self.mbps, self.latency, self.memory)
 
     def profile(self, clients: int, seed: int) -> Profile:
         """Each client's speed and link."""
         peak = np.array([sum(ghz * flops for ghz, flops in cores) for cores in PHONES.values()])
         speed = self.gflops * (peak / np.median(peak))[np.arange(clients) % len(peak)]
-        return _profile(speed, np.full(clients, self.mbps), self.latency, self, seed)
+        return _profile(self, seed, speed, self.mbps, self.latency, self.memory)
 
 
 @dataclass(frozen=True)
@@ -238,9 +249,9 @@ class Trace(Conditions):
         """Each client's device, as the file says."""
         trace = read(self.file)
         values = trace.values
-        free = 1 - values["load"]
+        speed = values["gflops"] * (1 - values["load"])
         return _profile(
-            values["gflops"] * free, values["mbps"], values["latency"], self, seed, trace.entry
+            self, seed, speed, values["mbps"], values["latency"], values["memory"], trace.entry
         )
 
 
@@ -253,18 +264,23 @@ DEVICES: dict[str, type] = {
 
 
 def _profile(
-    gflops: Array,
-    mbps: Array,
-    latency: Array | float,
     conditions: Conditions,
     seed: int,
+    gflops: Array,
+    mbps: Array | float,
+    latency: Array | float,
+    memory: Array | float | None,
     entry: Callable[[Array, int], Array] | None = None,
 ) -> Profile:
-    latencies = np.broadcast_to(np.asarray(latency, float), gflops.shape)
-    return Profile(gflops * 1e9, mbps * 1e6 / 8, latencies, conditions, seed, entry)
+    """A profile in FLOP/s, bytes/s and bytes, from numbers per client or for all of them."""
+    link = np.broadcast_to(np.asarray(mbps, float) * 1e6 / 8, gflops.shape)
+    trip = np.broadcast_to(np.asarray(latency, float), gflops.shape)
+    some = memory is not None and bool(np.isfinite(memory).any())
+    room = np.broadcast_to(np.asarray(memory, float) * 1e6, gflops.shape) if some else None
+    return Profile(gflops * 1e9, link, trip, conditions, seed, entry, room)
 
 
-def _check_speeds(gflops: float, mbps: float, latency: float) -> None:
+def _check_speeds(gflops: float, mbps: float, latency: float, memory: float | None) -> None:
     for key, value in (("gflops", gflops), ("mbps", mbps)):
         if not value > 0:
             raise BadInput(f"devices.{key} is {value}: it must be above 0")
@@ -274,3 +290,7 @@ def _check_speeds(gflops: float, mbps: float, latency: float) -> None:
             )
     if not 0 <= latency <= LATEST:
         raise BadInput(f"devices.latency is {latency:g}: it must be from 0 to {LATEST:g} seconds")
+    if memory is not None and not 0 < memory <= FASTEST:
+        raise BadInput(
+            f"devices.memory is {memory:g}: it must be above 0, and up to {FASTEST:g} MB"
+        )

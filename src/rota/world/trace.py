@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "gflops": (1e-12, 1e12),
     "mbps": (1e-12, 1e12),
     "latency": (0, 1e6),
+    "memory": (1e-12, 1e12),
     "load": (0, 0.999999),
 }
 """The numbers of a device, and their least and largest values."""
-USUAL = {"mbps": 20.0, "latency": 0.0, "load": 0.0}
+USUAL = {"mbps": 20.0, "latency": 0.0, "memory": math.inf, "load": 0.0}
 """What a device has unless its line says otherwise."""
 LAST = 2**31
 """The last round that a change may name."""
