@@ -227,8 +227,9 @@ class Batched:
         if job.how != "plain" and job.plan.cut is not None:  # what only the sequential engine does
             able &= (job.how == "scaled") & (job.plan.cut[rows] == 0)
         if self.plain.profile.memory is not None:  # the sequential engine says what does not fit
-            most = np.minimum(batch_sizes(task, sizes), sizes)
-            able &= [not self.plain.lack(job, *each) for each in zip(rows, most, strict=True)]
+            batch = np.minimum(batch_sizes(task, sizes), sizes).tolist()
+            each = zip(rows.tolist(), batch, strict=True)
+            able &= np.array([not self.plain.lack(job, *row) for row in each], bool)
         wide = widths(task, sizes, *backends.widths(self.device))
         for width in sorted(set(wide[able].tolist()), reverse=True):
             mine = np.flatnonzero((wide == width) & able)
