@@ -121,6 +121,13 @@ def test_chances_that_are_not_known_are_estimated() -> None:
     assert weight == pytest.approx(expected, abs=5 / np.sqrt(clients * seeds * q))
 
 
+def test_chances_of_a_chain_are_learned_slowly() -> None:
+    """The mean weight in rounds 1, 10, 50 and 400; docs/samplers.md has these figures."""
+    weight = watch(Availability(0.5, memory=0.9, known=False), 400, clients=20_000)
+    mean = weight.mean(axis=1)[[0, 9, 49, 399]]
+    assert mean == pytest.approx([0.50, 0.85, 1.31, 1.03], abs=0.03)
+
+
 @pytest.mark.parametrize(
     "sampler",
     [Uniform(2), Uniform(2, "independent"), KVib(2), Vrb(2)],

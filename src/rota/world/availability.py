@@ -41,7 +41,8 @@ class Availability:
 
     If the chances are not `known`, q_i is the fraction of the rounds so far, including this one, in
     which the client could be reached. With independent coins the expected weight is then off by a
-    factor of 1 - (1 - q_i)^t.
+    factor of 1 - (1 - q_i)^t. With `memory` the fraction settles more slowly, and the
+    expected weight is too large for a while: docs/samplers.md has an example.
     """
 
     chance: float = 1.0
