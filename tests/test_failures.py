@@ -116,7 +116,7 @@ PAIRS = {
     "stale-vre with mmfl-vre": (Vre(24, 2), StaleVre()),
     "uniform": (Uniform(12), Unbiased()),
     "coins": (Uniform(12, "independent"), Unbiased()),
-    "with replacement": (Uniform(12, "with-replacement"), Unbiased()),
+    "multinomial": (Uniform(12, "multinomial"), Unbiased()),
     "full": (SAMPLERS["full"](), Unbiased()),
     "clustered-size": (SAMPLERS["clustered-size"](12), Unbiased()),
     "optimal": (Optimal(12), Unbiased()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from rota.data import lookups
 from rota.data.federation import Federation, Part
 from rota.data.lookups import Lookup
+from rota.data.memory import check_room
 from rota.errors import BadInput, at, first_line
 from rota.plan import Task, cross_entropy, top1
 
@@ -30,6 +32,39 @@ def check(task: Task, name: str, place: str = "") -> None:
     with at(place):
         check_values(task.federation)
     check_fit(task, name, place)
+
+
+def check_sizes(tasks: list[Task], names: list[str]) -> None:
+    """Refuse models, or lists of mini-batches, that are larger than this machine's memory.
+
+    Nothing is allocated to find out.
+    """
+    models = [_nbytes(task) for task in tasks]
+    largest = names[int(np.argmax(models))]
+    # a model, its module, its gradient, its update, the estimate, and copies to write to disk
+    what = f"task '{largest}': the model has {max(models) / 1e9:,.1f} GB of weights, and training"
+    check_room(2 * sum(models) + 6 * max(models), what, "choose a smaller model")
+    for task, name in zip(tasks, names, strict=True):
+        most = int(task.roster.sizes.max(initial=1))
+        each = most if task.batch is None else min(task.batch, most)
+        steps = task.epochs * -(-most // each) if task.steps is None else task.steps
+        check_room(
+            steps * (8.0 * each + 200),
+            f"task '{name}': the list of a client's {steps:,} mini-batches",
+            "lower epochs" if task.steps is None else "lower steps",
+        )
+
+
+def _nbytes(task: Task) -> int:
+    """The bytes of a model's weights; 0 if it cannot be built without memory for them."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about weights that are loaded into nothing
+            module = task.model if isinstance(task.model, nn.Module) else task.build()
+        tensors = [*module.parameters(), *module.buffers()]
+        return sum(each.nbytes for each in tensors if not is_lazy(each))
+    except Exception:  # a model of the user's own may raise anything
+        return 0
 
 
 def check_values(data: Federation) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rota.arrays import Array
+from rota.data.memory import check_room
 from rota.errors import BadInput
 from rota.weights import Weights
 
@@ -39,6 +40,9 @@ def init(models: list[Weights], shares: Array, place: Place) -> Tensors:
     clients = shares.shape[1]
     sizes = [clients * len(model.params) * model.params.element_size() for model in models]
     needed = f"the estimator's memory takes {sum(sizes):,} bytes"
+    if place != "disk" and (place == "cpu" or models[0].params.device.type == "cpu"):
+        what = f"the estimator's memory of {clients:,} clients"
+        check_room(sum(sizes), what, "set estimator.memory to 'disk'")
     if place == "disk":
         try:
             folder = tempfile.gettempdir()

@@ -47,6 +47,8 @@ def check(experiment: Experiment) -> None:
         )
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
+    fit.check_sizes(experiment.tasks, experiment.names)
+    for task, name in zip(experiment.tasks, experiment.names, strict=True):
         if isinstance(task.data, Federation):
             fit.check(task, name, f"task '{name}'" if len(experiment.tasks) > 1 else "")
     check_clients(experiment.tasks, experiment.names)

@@ -20,6 +20,7 @@ import numpy as np
 
 from rota import rng
 from rota.arrays import Array
+from rota.data.memory import check_room
 from rota.errors import BadInput
 from rota.plan import Plan
 from rota.sampling.waterfill import waterfill
@@ -174,6 +175,8 @@ def count(processors: Processors, shares: Array) -> Array:
             "sampler.processors takes whole numbers from 1: give one, or one for each of the "
             f"{clients} clients, or 'mixed'"
         )
+    number = float(np.broadcast_to(found, clients).sum(dtype=np.float64))
+    check_room(64 * number, f"sampler.processors: {number:,.0f} draws per round", "set it lower")
     return np.broadcast_to(found, clients).astype(np.int64)
 
 

@@ -7,12 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from rota.data import memory
 from rota.engine.backends.schedule import row_keys
 from rota.engine.group import Group, Result, Workers
 from rota.engine.native import ROW, Native
 
 RESULTS = 256 << 20
-"""Bytes of results that a group may have."""
+"""Bytes of results that a group may have, or more if that keeps all cores busy ..."""
+PART = 1 / 16
+"""... but no more than this part of the memory: a few groups wait at the same time."""
 
 
 class Library:
@@ -27,7 +30,8 @@ class Library:
         """As many rows as have about 256 MB of results, and enough to keep all cores busy."""
         steps = self.native.steps
         each = max(1, steps.params.numel * steps.dtype.itemsize)
-        return max(8 * self.workers.number, RESULTS // each)
+        room = max(1, int(PART * min(memory.total(), 2.0**60)) // each)
+        return min(room, max(8 * self.workers.number, RESULTS // each))
 
     def start(self, group: Group, alone: bool) -> Callable[[], list[Result]]:
         """Begin to train a group on all idle cores; what is returned waits for the results."""

@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import torch
 
+from rota.data import memory
 from rota.engine.backends.schedule import schedule
 from rota.engine.group import Group, Result, Workers
 from rota.engine.stack import Stack, active, begin
 from rota.engine.steps import Steps
 
 PARAMETERS = 1 << 20
+ENTRY = 32
+"""Bytes that an example in a list of mini-batches takes; one client's list is shorter."""
 
 
 class Stacks:
@@ -38,6 +41,9 @@ class Stacks:
 
     def _train(self, group: Group) -> list[Result]:
         steps, rows = self.steps, len(group)
+        listed = float(group.steps.max()) * rows * group.width
+        if 2 * self.workers.number * ENTRY * listed > memory.total():
+            raise RuntimeError("the list of the mini-batches would not fit into memory")
         x, y, fused = steps.x, steps.y, steps.plain and group.shift is None
         todo = schedule(group, x.device)
         theta, buffers, rate = begin(group, x.device, steps.dtype)
