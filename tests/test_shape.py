@@ -25,7 +25,7 @@ def lines(path: Path) -> int:
 
 def test_the_core_is_small_enough_to_read() -> None:
     assert all(path.exists() for path in CORE)
-    assert sum(map(lines, CORE)) <= 8900  # the goal is 8,000
+    assert sum(map(lines, CORE)) <= 8300  # the goal is 8,000
     assert lines(HOUSE / "loop.py") <= 200
 
 

@@ -516,7 +516,7 @@ def remembering(name: str, place: str) -> Experiment:
 
 
 def breaking(number: int, chunks: int) -> Callable[..., Iterator[Chunk]]:
-    """Training that fails in one round, or in its probe, after so many chunks."""
+    """Training that fails in one round, or in its probe, after some chunks."""
     train = Toy.train
 
     def broken(self: Toy, job: Job) -> Iterator[Chunk]:

@@ -78,7 +78,7 @@ class Stack:
         self.number += 1
 
     def _prepare(self, rows: int) -> tuple[Step, list[Tensor], list[Tensor]]:
-        """The step for so many rows, and its arguments before and after the mini-batch.
+        """The step for this number of rows, and its arguments before and after the mini-batch.
 
         The arguments are views, which stay valid.
         """

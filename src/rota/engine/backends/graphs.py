@@ -212,7 +212,7 @@ class GraphStack:
         stack.begin(group)
 
     def _capture(self, rows: int) -> None:
-        """Make the graph of a step with so many rows."""
+        """Make the graph of a step with this number of rows."""
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
