@@ -806,7 +806,7 @@ def test_policies_that_do_not_go_together() -> None:
         "the sampler 'mmfl-vre' draws by the norms that an estimator expects, and 'fedvarp' "
         "cannot tell them: use stale-vre"
     )
-    for wrong in ({"optimizer": "adam"}, {"momentum": 0.9}):
+    for wrong in ({"optimizer": "adam"}, {"momentum": 0.9}, {"lr_local_decay": 0.9}):
         assert sentence("uniform", Scaffold(), **wrong) == (
             "the estimator 'scaffold' is made for plain SGD: set optimizer to 'sgd', momentum to 0 "
             "and lr_local_decay to 1, or use another estimator"

@@ -22,6 +22,7 @@ MODULES = (
     "rota.sampling.draw",
     "rota.sampling.variance",
     "rota.estimate",
+    "rota.grouping",
     "rota.policies",
     "rota.world.devices",
     "rota.engine",
