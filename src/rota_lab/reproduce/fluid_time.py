@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -25,17 +25,20 @@ from rota.plan import Chunk, Job, Model, Plan, Seen, State, Task
 from rota.sampling import Full
 from rota.submodel import Capacity, Invariant, Stragglers, Whole
 from rota.world.devices import PHONES, Phones
-from rota_lab.reproduce.fluid import grouped, small_cnn, writers
+from rota_lab.reproduce.fluid import grouped, writers
 from rota_lab.reproduce.fluid_time_page import report
 from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts, start
 from rota_lab.reproduce.result import Result
 
 NAME = "fluid-time"
-SEEDS, ROUNDS, QUICK_ROUNDS = 10, 48, 8
+SEEDS, ROUNDS, QUICK_ROUNDS = 20, 48, 8
 LOADS, NOISE = (0.25, 0.5, 0.75), 0.03
 """The shares of a phone that work in the background takes, and the noise of times."""
 MBPS = 100.0
 """S3's phones and its server are in one wireless network."""
+GFLOPS = {"digits": 0.1, "small": 0.1, "writers": 5.0}
+"""The speed of the phone in the middle, by setting: slow enough that computing takes longer than
+the link, as in S3."""
 CLIENTS = len(PHONES)
 
 
@@ -60,11 +63,12 @@ METHODS: dict[str, Capacity] = {
 any size, and "static" keeps the first choice."""
 
 
-def conditions(name: str, rounds: int) -> Phones:
-    """The phones in a condition."""
+def conditions(setting: str, name: str, rounds: int) -> Phones:
+    """A setting's phones in a condition."""
+    phones = Phones(gflops=GFLOPS[setting], mbps=MBPS)
     if name == "stable":
-        return Phones(mbps=MBPS)
-    return Phones(mbps=MBPS, load=LOADS, spell=rounds // 4, noise=NOISE)
+        return phones
+    return replace(phones, load=LOADS, spell=rounds // 4, noise=NOISE)
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Part:
 
 
 SETTINGS = ("small", "writers")
-"""A small network on two cores, and S3's network on many digits."""
+"""The 2NN on few digits for two cores, and S3's network on many digits."""
 
 
 def parts(quick: bool = False) -> list[Part]:
@@ -130,7 +134,7 @@ def fluid_time(
     rounds = QUICK_ROUNDS if quick else ROUNDS
 
     def run(task: Task, part: Part) -> tuple[Found, str]:
-        devices = conditions(part.condition, rounds)
+        devices = conditions(part.setting, part.condition, rounds)
         experiment = Experiment(
             [task],
             Full(),
@@ -165,7 +169,7 @@ def task_of(setting: str, seed: int) -> Task:
     if setting == "digits":
         return Task(models.two_nn, data.digits(iid(CLIENTS), seed=seed), batch=20)
     if setting == "small":
-        return Task(small_cnn, writers(grouped(CLIENTS, 1), 500)(seed), lr=0.05, batch=20)
+        return Task(models.two_nn, writers(grouped(CLIENTS, 1), 500)(seed), lr=0.05, batch=10)
     federation = writers(grouped(CLIENTS, 100))(seed)
     return Task(models.fluid_femnist, federation, lr=0.004, batch=10)
 
