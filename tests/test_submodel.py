@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import federation, linear, network
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import rota
@@ -39,6 +41,7 @@ from rota.submodel import (
 )
 from rota.submodel.choice import Importance, Random, Rolling, Wanted
 from rota.submodel.cut import build, keep
+from rota.submodel.times import DRIFT, POWER, UNSURE, Times
 from rota.submodel.units import find_units
 from rota.weights import read
 
@@ -686,6 +689,57 @@ def test_without_excluded_clients_the_estimate_is_the_average_over_the_others(
     np.testing.assert_allclose(expected, average, rtol=1e-4, atol=1e-6)
 
 
+@given(
+    time=st.floats(1e-6, 1e6),
+    power=st.floats(0.4, 2.8),
+    widths=st.lists(st.sampled_from([1.0, 0.9, 0.7, 0.5, 0.3]), min_size=12, max_size=30),
+    gaps=st.lists(st.integers(1, 50), min_size=30, max_size=30),
+    seed=st.integers(0, 2**31),
+)
+def test_times_and_powers_are_found_from_any_widths(
+    time: float, power: float, widths: list[float], gaps: list[int], seed: int
+) -> None:
+    """Against T r^k with 2 % of noise; the filter's own variances stay a covariance matrix."""
+    generator, times, now = np.random.default_rng(seed), Times.unknown((1, 3)), 0
+    where = np.array([0]), np.array([1])
+    for width, gap in zip([1.0, *widths], gaps, strict=False):
+        now += gap
+        seconds = time * width**power * np.exp(0.02 * generator.standard_normal(1))
+        times.learn(where, seconds, np.array([width]), now, 0.05)
+        var, other, both = (each[where] for each in (times.var, times.power_var, times.both))
+        assert (var > 0).all()
+        assert (other > 0).all()
+        assert (both**2 <= var * other * (1 + 1e-9)).all()
+    found = times.of_clients()
+    assert np.isnan(found[[0, 2]]).all()
+    width = np.mean(widths)  # where it was measured, the predicted time is right
+    predicted = found[1] * width ** times.powers()[1]
+    assert predicted == pytest.approx(time * width**power, rel=0.25)
+    if len(set(widths)) > 2 and widths.count(1.0) > 2:
+        assert found[1] == pytest.approx(time, rel=0.15)
+
+
+def test_the_filter_is_kalmans() -> None:
+    """Against the matrix form of the filter, for one pair and times that hold no surprise."""
+    generator, times = np.random.default_rng(4), Times.unknown((1, 1))
+    where, noise = (np.array([0]), np.array([0])), 0.05
+    rounds, widths = [1, 2, 3, 7, 8, 30], [1.0, 1.0, 0.5, 0.5, 0.7, 1.0]
+    mean, cov, last = np.array([0.0, POWER]), np.diag([1e5, UNSURE**2]), 0
+    for now, width in zip(rounds, widths, strict=True):
+        seconds = 3.0 * width**1.2 * np.exp(0.02 * generator.standard_normal())
+        times.learn(where, np.array([seconds]), np.array([width]), now, noise)
+        h = np.array([1.0, np.log(width)])
+        cov = cov + np.diag([(DRIFT * noise) ** 2 * (now - last), 0.0])
+        gain = cov @ h / (h @ cov @ h + noise**2)
+        mean = mean + gain * (np.log(seconds) - h @ mean)
+        cov, last = cov - np.outer(gain, h @ cov), now
+        assert times.log[0, 0] == pytest.approx(mean[0], abs=1e-3)
+        assert times.power[0, 0] == pytest.approx(mean[1], abs=1e-3)
+    assert times.var[0, 0] == pytest.approx(cov[0, 0], rel=1e-3)
+    assert times.power_var[0, 0] == pytest.approx(cov[1, 1], rel=1e-3)
+    assert times.both[0, 0] == pytest.approx(cov[0, 1], rel=1e-3)
+
+
 # --- in the round
 
 
@@ -901,3 +955,23 @@ def test_parts_that_are_not_nested_are_refused(blobs: Federation) -> None:
     capacity = Fixed(sizes=(1.0, 0.75, 0.5))
     with pytest.raises(BadInput, match=r"the part of width 0\.5 is no part of that of"):
         rota.run([task], Full(), estimator=FedAvg(), capacity=capacity, submodel=Loose(), rounds=2)
+
+
+@pytest.mark.parametrize("name", ["full", "optimal", "mmfl-gvr", "mmfl-lvr"])
+def test_stragglers_are_timed_in_full_if_they_trained_when_they_were_asked(
+    name: str, blobs: Federation
+) -> None:
+    sampler = rota.sampling.SAMPLERS[name](**({} if name == "full" else {"budget": 6}))
+    devices = rota.Devices(gflops=1e-4, mbps=1e6, spread=0.5)
+    run = rota.run(
+        [Task(small, blobs, batch=5)],
+        sampler,
+        estimator=Unbiased(),
+        devices=devices,
+        capacity=Stragglers(warmup=9),
+        rounds=4,
+    )
+    time = run.state.policies["capacity"]["time"]
+    speed = devices.profile(6, 0).speed
+    work = 3 * 2 * (4 * 8 + 8 * 6 + 6 * 3) * blobs.train.sizes
+    np.testing.assert_allclose(time, work / speed, rtol=1e-3)

@@ -33,7 +33,7 @@ from rota.grouping.gets import gets
 from rota.grouping.regroup import regroup
 from rota.plan import Job, Model, Plan, Seen, checked
 from rota.policies import KINDS, Observing, Opening, Watching, sees, speaks
-from rota.probe import Setting, price, probe
+from rota.probe import Setting, price, probe, whole_times
 from rota.running.record import Record, record, same_score
 from rota.sampling.metrics import Meter
 from rota.submodel.parts import hold
@@ -85,9 +85,10 @@ def play(
     seen, sums = collect(experiment, engine, job, new)
     estimates, new["estimator"] = estimator.finish(new["estimator"], sums)
     models, new["server"] = apply(experiment.server, job, seen, estimates, new["server"])
+    timed = whole_times(plan, seen, asked, len(models))
     for kind, policy in experiment.policies.items():
         if speaks(policy, Observing):
-            new[kind] = policy.observe(new[kind], shares, plan, seen.only(sees(policy)))
+            new[kind] = policy.observe(new[kind], shares, plan, timed.only(sees(policy)))
 
     cost = price(plan, seen, asked)
     after = State(

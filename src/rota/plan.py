@@ -181,7 +181,7 @@ class SubModel:
     """A part of a model that some clients hold in a round.
 
     `cut` has the units that it keeps. `share` is the share of the model's data whose clients hold
-    this part in this round, drawn or not.
+    this part in this round, drawn or not; clients of width 0 do not count.
     """
 
     model: int

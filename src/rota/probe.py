@@ -206,6 +206,18 @@ def _factor(rows: Plan, answers: Seen, models: int) -> Array | None:
     return np.asarray(asked / np.maximum(came, 1))
 
 
+def whole_times(plan: Plan, seen: Seen, asked: Asked | None, models: int) -> Seen:
+    """What the server saw, with the seconds of rows that had trained when they were asked."""
+    if asked is None or asked.question.what == "loss":
+        return seen
+    mine, theirs = _pairs(plan, models), _pairs(asked.question.rows, models)
+    order = np.argsort(theirs)
+    place = order[np.searchsorted(theirs, mine, sorter=order).clip(max=len(theirs) - 1)]
+    before = np.where(theirs[place] == mine, asked.answers.seconds[place], 0.0)
+    seconds = seen.seconds + np.nan_to_num(before)
+    return replace(seen, costs=replace(seen.costs, seconds=seconds))
+
+
 def price(plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
     """The sum of what rows report: the plan's, and those that were asked before."""
     then = cost(plan, seen)

@@ -6,7 +6,6 @@ The other engines must agree with it.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -149,8 +148,8 @@ class Sequential:
         net = self._net(job, row)
         if net.footprint is None:
             x = self.data[net.task][0][:1].cpu()
-            build = functools.partial(copy.deepcopy, net.module)
-            net.footprint = footprint(self.tasks[net.task], lambda: build().cpu(), x)
+            module, task = net.module, self.tasks[net.task]
+            net.footprint = footprint(task, lambda: copy.deepcopy(module).cpu(), x)
         (room,) = self.profile.room(job.plan.client[[row]], job.now)
         need = net.footprint.of(batch)
         if need <= room:
@@ -159,13 +158,14 @@ class Sequential:
 
     def _forwards(self, job: Job, row: int, net: Net, key: int, steps: int) -> list[Forward]:
         """Each mini-batch's forward pass, and its FLOPs per example."""
-        own, module = job.plan.held(row), int(job.plan.model[row])
-        if job.how != "nested":
-            return [(net.module, net.flops)] * steps
         found: list[Forward] = [(net.module, net.flops)]
+        if job.how != "nested":
+            return found * steps
+        own, model = job.plan.held(row), int(job.plan.model[row])
+        mine = None if own is None else own.cut
         for part in job.plan.cuts:
-            if part.model == module and (own is None or part.width < own.width):
-                small, mine = self._smaller(net.task, part), None if own is None else own.cut
+            if part.model == model and (own is None or part.width < own.width):
+                small = self._smaller(net.task, part)
                 found.append((Nested(small.module, part.cut, net.module, mine), small.flops))
         return [found[place] for place in draw(key, len(found), steps)]
 
