@@ -101,7 +101,8 @@ def quickly(words: list[str], number: int) -> list[str] | None:
             "sequential",
         ]  # the batched engine's tracing would take longer than two rounds
         return [*words, *few, *([] if "--out" in words else ["--out", f"runs/{number}"])]
-    if words[0] in ("bench", "demo", "serve", "client", "keys"):  # these take long, or want others
+    # these take long, or want others
+    if words[0] in ("bench", "demo", "serve", "client", "keys", "ui"):
         return [words[0], "--help"]
     return [*words, "--quick"] if words[0] == "reproduce" and len(words) > 1 else words
 

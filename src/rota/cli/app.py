@@ -26,6 +26,7 @@ from rota.cli.report import report
 from rota.cli.reproduce import reproduce
 from rota.cli.run import run
 from rota.cli.serve import serve
+from rota.cli.ui import ui
 from rota.errors import BadInput, did_you_mean, what_and_where
 
 app = typer.Typer(
@@ -55,6 +56,7 @@ app.command()(run)
 app.command("list")(list_)
 app.command()(compare)
 app.command()(report)
+app.command()(ui)
 app.command()(reproduce)
 app.command()(bench)
 app.command()(doctor)

@@ -1,0 +1,280 @@
+"""The live page: what it says about runs, who may ask, and what a browser shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import httpx
+import pytest
+from test_cli import call
+from test_report import browser as browser  # a fixture
+
+import rota
+from rota.errors import BadInput
+from rota.running.folder import locked
+from rota.ui.runs import Runs
+from rota.ui.server import build
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rota.__file__).parents[1])}
+RUN = ("run", "fedavg-digits", "--set", "rounds=3", "--set", "task.steps=1")
+
+
+class Page:
+    """The page's addresses, asked without a network."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        host = options.get("host", "127.0.0.1")
+        transport = httpx.ASGITransport(app=build(root, **options))
+        self.client = httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8765")
+
+    def request(self, method: str, path: str, **more: Any) -> Any:
+        return asyncio.run(self.client.request(method, path, **more))
+
+    def get(self, path: str, **more: Any) -> Any:
+        return self.request("GET", path, **more)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs, one of them in a folder of its own."""
+    root = tmp_path_factory.mktemp("runs")
+    assert call(*RUN, "--out", root / "first").status == 0
+    more = ("--set", "sampler.budget=2", "--set", "seed=4")
+    assert call(*RUN, *more, "--out", root / "deep" / "second").status == 0
+    return root
+
+
+def copied(runs: Path, to: Path) -> Path:
+    return Path(shutil.copytree(runs, to / "copy"))
+
+
+def listed(page: Page) -> dict[str, Any]:
+    return {run["name"]: run for run in page.get("/api/runs").json()["runs"]}
+
+
+def test_what_the_list_says(runs: Path) -> None:
+    page = Page(runs)
+    told = page.get("/api/runs").json()
+    assert set(told["keys"]) == {"seed", "sampler.budget"}
+    first = listed(page)["first"]
+    summary = json.loads((runs / "first" / "summary.json").read_text())
+    assert (first["state"], first["round"], first["rounds"]) == ("finished", 3, 3)
+    assert first["last"]["accuracy"] == summary["accuracy"]
+    assert first["last"]["client_seconds"] == pytest.approx(summary["client_seconds"])
+    assert listed(page)["deep/second"]["config"] == {"seed": 4, "sampler.budget": 2.0}
+    rows = page.get("/api/rows", params={"run": "first"}).json()["rows"]
+    later = page.get("/api/rows", params={"run": "first", "after": 2}).json()["rows"]
+    assert [row[0] for row in rows] == [1, 2, 3]
+    assert later == rows[2:]
+    details = page.get("/api/details", params={"run": "first"}).json()
+    assert sum(details["sampled"]["digits"]) == 15
+    assert details["text"] == (runs / "first" / "config.toml").read_text()
+
+
+def test_the_report_of_ticked_runs(runs: Path) -> None:
+    page = Page(runs)
+    both = page.get("/report", params={"run": ["first", "deep/second"]})
+    assert both.status_code == 200
+    assert "<title>" in both.text
+    assert page.get("/report", params={"run": ["first", "none"]}).status_code == 404
+    assert page.get("/report").status_code == 404
+
+
+def test_states(runs: Path, tmp_path: Path) -> None:
+    """Finished, running while the folder is locked, stopped, diverged, damaged, resumed, gone."""
+    root = copied(runs, tmp_path)
+    first, page = root / "first", Page(root)
+    (first / "summary.json").rename(tmp_path / "summary.json")
+    assert listed(page)["first"]["state"] == "stopped"
+    with locked(first):
+        assert listed(page)["first"]["state"] == "running"
+    assert listed(page)["first"]["state"] == "stopped"
+    lines = (first / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (first / "rounds.jsonl").write_bytes(lines[0] + lines[1][:50])
+    assert listed(page)["first"]["round"] == 1
+    (first / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
+    assert listed(page)["first"]["round"] == 2
+    told = json.loads((tmp_path / "summary.json").read_text())
+    told["models"]["digits"]["loss"] = None
+    (first / "summary.json").write_text(json.dumps(told))
+    assert listed(page)["first"]["state"] == "diverged"
+    (first / "rounds.jsonl").write_bytes(lines[0] + b'{"round": []}\n')
+    assert listed(page)["first"]["state"] == "damaged"
+    assert "TypeError" in listed(page)["first"]["problem"]
+    (root / "deep" / "second" / "config.toml").write_text("no = [")
+    fresh = listed(Page(root))["deep/second"]
+    assert "config.toml cannot be read" in fresh["problem"]
+    shutil.rmtree(root / "deep")
+    time.sleep(2.1)  # runs are looked for again after two seconds
+    assert list(listed(page)) == ["first"]
+
+
+def test_nothing_but_reading(runs: Path, tmp_path: Path) -> None:
+    """No request leaves the folder, writes or runs anything."""
+    root = copied(runs, tmp_path)
+    secret = tmp_path / "secret"
+    shutil.copytree(runs / "first", secret)
+    (root / "link").symlink_to(secret, target_is_directory=True)
+    page = Page(root)
+
+    def state() -> dict[Path, tuple[int, float]]:
+        found = [each for each in root.rglob("*") if not each.is_symlink()]
+        return {each: (each.stat().st_size, each.stat().st_mtime) for each in found}
+
+    before = state()
+    assert set(listed(page)) == {"first", "deep/second"}
+    for name in ("../secret", "link", str(secret), "first/../../secret", "", "first\0"):
+        for path in ("/api/rows", "/api/details", "/report"):
+            assert page.get(path, params={"run": name}).status_code == 404, name
+    for path in ("/../secret/config.toml", "/first/config.toml", "/..%2fsecret", "/docs", "/api"):
+        assert page.get(path).status_code == 404, path
+    for path in ("/", "/api/runs", "/api/rows", "/report"):
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert page.request(method, path).status_code == 405
+    page.get("/api/rows", params={"run": "first", "after": "-1"})
+    page.get("/api/rows", params={"run": "first", "after": "9" * 5000})
+    page.get("/report", params={"run": "first"})
+    assert state() == before
+
+
+def test_only_who_names_this_machine_may_ask(runs: Path) -> None:
+    page = Page(runs)
+    for host in ("evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""):
+        assert page.get("/api/runs", headers={"host": host}).status_code == 403, host
+    for host in ("127.0.0.1:8765", "localhost:8765", "[::1]:8765"):
+        assert page.get("/api/runs", headers={"host": host}).status_code == 200, host
+    policy = page.get("/").headers["content-security-policy"]
+    assert "script-src 'self';" in policy
+    assert page.get("/api/runs").headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in page.get("/api/runs").headers
+
+
+def test_other_hosts_need_a_token(runs: Path) -> None:
+    with pytest.raises(BadInput, match="give a --token"):
+        build(runs, "0.0.0.0")
+    page = Page(runs, host="0.0.0.0", token="open sesame")
+    for path in ("/", "/api/runs", "/api/events", "/page.js", "/report"):
+        assert page.get(path).status_code == 403
+        assert page.get(path, params={"token": "open"}).status_code == 403
+    assert page.get("/api/runs", params={"token": "open sesame"}).status_code == 200
+    assert page.get("/api/runs").status_code == 403
+    page.get("/", params={"token": "open sesame"})  # the browser then has a cookie
+    assert page.get("/api/runs").status_code == 200
+    assert page.get("/").status_code == 200
+
+
+def test_mistakes(runs: Path, tmp_path: Path) -> None:
+    assert call("ui", tmp_path / "none").err == (
+        f"rota: {tmp_path / 'none'} is not a folder: name one that holds runs\n"
+    )
+    assert "give a --token" in call("ui", runs, "--host", "0.0.0.0", "--port", "0").err
+    assert "cannot listen on" in call("ui", runs, "--port", "70000").err
+
+
+# the page in a browser
+
+
+@contextmanager
+def served(root: Path) -> Iterator[str]:
+    """The page's address, from a real process."""
+    words = [sys.executable, "-m", "rota", "ui", str(root), "--port", "0"]
+    with subprocess.Popen(words, stdout=PIPE, stderr=PIPE, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            yield line.split(" at ")[1].split()[0]
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            said = process.stderr.read()
+    assert process.returncode == 130
+    assert said == "rota: interrupted\n"
+
+
+def seen(browser: Any, script: str) -> Any:
+    return browser.execute_script(f"return {script}")
+
+
+def wait(browser: Any, script: str, seconds: float = 60) -> float:
+    """Wait until a script is true, and say how long that took."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    began = time.monotonic()
+    WebDriverWait(browser, seconds, 0.02).until(lambda _: seen(browser, script))
+    return time.monotonic() - began
+
+
+def test_the_page_follows_a_run(browser: Any, tmp_path: Path) -> None:
+    """A page that is open shows a run that begins, its curves, and its last round at once."""
+    (tmp_path / "runs").mkdir()
+    words = [sys.executable, "-m", "rota", "run", "fedavg-digits", "--out", "runs/new"]
+    words += ["--set", "rounds=60", "--set", "task.epochs=3"]
+    with served(tmp_path / "runs") as address:
+        browser.get(address)
+        wait(browser, "document.getElementById('live').className === 'on'")
+        with subprocess.Popen(
+            words, cwd=tmp_path, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+        ) as process:
+            wait(browser, "document.querySelector('[data-run=\"new\"]')")
+            browser.execute_script("document.querySelector('[data-run=\"new\"] input').click()")
+            assert process.wait(120) == 0
+        state = "document.querySelector('[data-run=\"new\"]').children"
+        late = wait(browser, f"{state}[2].textContent === 'finished'", 20)
+        late += wait(browser, "document.documentElement.dataset.drawn === '60'", 20)
+        assert late < 6, "two seconds on an idle machine"
+        assert seen(browser, f"{state}[3].textContent") == "60 / 60"
+        points = "document.getElementById('accuracy').data[0].x.length"
+        assert seen(browser, points) == 60
+        browser.execute_script("document.querySelector('[data-run=\"new\"] button').click()")
+        wait(browser, "document.getElementById('sampled').data")
+        assert sum(seen(browser, "document.getElementById('sampled').data[0].y")) == 300
+        assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []
+
+
+def test_many_runs_stay_usable(browser: Any, runs: Path, tmp_path: Path) -> None:
+    """200 runs of 1,000 rounds: the list is there at once, filters and sorts."""
+    first, root = runs / "first", tmp_path / "many"
+    config = (first / "config.toml").read_text()
+    lines = [json.loads(line) for line in (first / "rounds.jsonl").read_text().splitlines()]
+    rounds = [json.dumps({**lines[k % 3], "round": k + 1}) + "\n" for k in range(1000)]
+    text = "".join(rounds)
+    for number in range(200):
+        folder = root / f"run{number}"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(config.replace("seed = 0", f"seed = {number}"))
+        (folder / "rounds.jsonl").write_text(text)
+        os.utime(folder / "rounds.jsonl", (number, number))
+    began = time.monotonic()
+    known = Runs(root)
+    known.update()
+    assert len(known.runs) == 200
+    assert time.monotonic() - began < 30  # it is read once, and then only what is new
+    browser.get("about:blank")
+    browser.get_log("browser")  # forget what earlier pages said when their servers ended
+    with served(root) as address:
+        browser.get(address)
+        wait(browser, "document.querySelectorAll('#rows tr').length === 200")
+        paint = "performance.getEntriesByType('paint')[0].startTime"
+        assert seen(browser, paint) < 6000, "two seconds on an idle machine"
+        wait(browser, "document.documentElement.dataset.drawn === '1000'")
+        script = (
+            "const box = document.getElementById('filter'); box.value = 'seed=17';"
+            "box.dispatchEvent(new Event('input'));"
+            "return [...document.querySelectorAll('#rows tr')].map((row) => row.dataset.run)"
+        )
+        found = browser.execute_script(script)
+        assert found[0] == "run179"
+        assert len(found) == 11
+        assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []
