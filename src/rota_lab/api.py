@@ -21,6 +21,7 @@ MODULES = (
     "rota.sampling",
     "rota.sampling.draw",
     "rota.sampling.variance",
+    "rota.channel",
     "rota.estimate",
     "rota.grouping",
     "rota.policies",
