@@ -208,7 +208,7 @@ def _factor(rows: Plan, answers: Seen, models: int) -> Array | None:
 
 def whole_times(plan: Plan, seen: Seen, asked: Asked | None, models: int) -> Seen:
     """What the server saw, with the seconds of rows that had trained when they were asked."""
-    if asked is None or asked.question.what == "loss":
+    if asked is None or asked.question.what == "loss" or not len(asked.question.rows):
         return seen
     mine, theirs = _pairs(plan, models), _pairs(asked.question.rows, models)
     order = np.argsort(theirs)
