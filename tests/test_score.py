@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +16,8 @@ from rota.engine import Batched, Score, make
 from rota.engine.sequential import Sequential
 from rota.experiment import Experiment
 from rota.models import cnn, leaf_lstm, two_nn
-from rota.plan import Plan, Task, cross_entropy, whole
-from rota.weights import Weights, load
+from rota.plan import Model, Plan, Task, cross_entropy, whole
+from rota.weights import Weights, load, read
 from rota.world.devices import Devices
 
 SIZES = [5, 12, 20, 8]
@@ -245,3 +248,30 @@ def test_test_parts_are_held_once() -> None:
     batched.evaluate(models)
     assert len(batched.plain.scorer.held) == 1
     assert batched.plain.data[0][0] is batched.plain.data[1][0]
+
+
+def test_stacks_are_tested_right_by_several_threads() -> None:
+    """Threads must not share a module whose weights a stack replaces while it runs."""
+
+    class Slow(nn.Module):
+        """Gives way to other threads between its layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x).relu()
+            time.sleep(0.002)
+            out: Tensor = self.second(hidden)
+            return out
+
+    task = Task(Slow, federation([5, 12], features=4), name="slow")
+    scorer = make("batched", Experiment([task]), "cpu").plain.scorer  # type: ignore[attr-defined]
+    models = [Model(0, read(task.build(seed))) for seed in range(4)]
+    expected = [score.loss for score in scorer.one_by_one(models, range(4))]
+    scorer.threads = ThreadPoolExecutor(8, initializer=torch.set_num_threads, initargs=(1,))
+    scorer.passes = lambda s, sizes: [(slice(at, at + 4), None) for at in range(0, 60, 4)]
+    for _ in range(5):
+        found = [score.loss for score in scorer.together(models, range(4))]
+        assert found == pytest.approx(expected, rel=1e-5)

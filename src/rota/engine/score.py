@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -163,9 +165,13 @@ class Scorer:
     def _stacked(self, models: list[Model]) -> Measure:
         task, module = self.tasks[models[0].task], self.modules[models[0].task].eval()
 
+        own = threading.local()  # functional_call changes the module, so threads must not share it
+
         def one(params: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            named = weights.named(module, Weights(params, buffers))
-            outputs = functional_call(module, named, (x,))
+            if not hasattr(own, "module"):
+                own.module = copy.deepcopy(module)
+            named = weights.named(own.module, Weights(params, buffers))
+            outputs = functional_call(own.module, named, (x,))
             return task.loss(outputs, y), task.score(outputs, y)
 
         params = torch.stack([model.params for model in models])
