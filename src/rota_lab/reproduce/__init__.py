@@ -28,6 +28,8 @@ from rota_lab.reproduce.mmfl_faults import mmfl_faults
 from rota_lab.reproduce.mmfl_table1 import estimate as mmfl_estimate
 from rota_lab.reproduce.mmfl_table1 import mmfl_table1
 from rota_lab.reproduce.result import Result, Row, over_seeds, table, write_page
+from rota_lab.reproduce.selective import estimate as selective_estimate
+from rota_lab.reproduce.selective import selective
 
 __all__ = [
     "REPRODUCTIONS",
@@ -55,6 +57,7 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     **fluid_studies.reproductions(),
     "fluid-linear": fluid_linear,
     "fluid-time": fluid_time,
+    "selective": selective,
 }
 """Name -> function of `quick`, which asks for a short version that is not at the paper's scale.
 
@@ -71,6 +74,7 @@ ESTIMATES: dict[str, Callable[..., list[str]]] = {
     **fluid_studies.estimates(),
     "fluid-linear": linear_estimate,
     "fluid-time": time_estimate,
+    "selective": selective_estimate,
 }
 """Name -> function of `only` that returns lines on how much work a reproduction is.
 
