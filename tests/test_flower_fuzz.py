@@ -110,7 +110,7 @@ def test_replies(tmp_path: Path) -> None:
 
 
 def test_requests(tmp_path: Path) -> None:
-    """A node does the work, or refuses it; another kind of error is answered by the worker."""
+    """A node does the work or refuses it, and does sound work afterwards."""
     remote, job, wire = engine(tmp_path)
     asks, _ = remote._asks(job, "train", {})
     node = wire.works[asks[0].node]

@@ -243,6 +243,9 @@ class Fleet:
                         yield self._end(waiting.pop(key), "its node went offline")
                     todo += [ask for ask in lost if ask.node not in self.offline]
                     lost = [ask for ask in lost if ask.node in self.offline]
+                    for ask in [ask for ask in lost if self.away(ask.node)]:
+                        lost.remove(ask)
+                        yield self._end(ask, "its node went offline")
             except LinkLost:
                 todo = deque(self._again([*waiting.values(), *lost, *todo]))
                 waiting, lost, end = {}, [], time.monotonic() + limit

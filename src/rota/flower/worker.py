@@ -72,6 +72,10 @@ class Work:
                 return self._losses(letter)
         except BadInput as mistake:
             raise Refused(str(mistake)) from mistake
+        except Refused:
+            raise
+        except Exception as error:  # a network or a loss may raise anything
+            raise Refused(what_and_where(error)) from error
         raise Refused(f"this client does not know the kind of letter {letter.kind!r:.40}")
 
     def _query(self, head: dict[str, Any]) -> Letter:
@@ -361,8 +365,6 @@ def main() -> None:
             out = (b"1", reply.text.encode(), reply.parts.get(OWN, b""))
         except Refused as why:
             out = (b"0", str(why).encode(), b"")
-        except Exception as error:  # nothing that comes from outside may end the worker
-            out = (b"0", what_and_where(error).encode(), b"")
         try:
             for each in out:
                 pipe.send_bytes(each)

@@ -1,0 +1,245 @@
+"""Faults of real processes: the run goes on or resumes, and no row counts twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import federation, linear
+from fleets import Nodes, Without, dealt
+
+from rota import loop
+from rota.engine import Options, make
+from rota.experiment import Experiment
+from rota.flower.engine import Remote, await_clients
+from rota.flower.fleet import Rules
+from rota.flower.superlink import Kept, free_port
+from rota.plan import Task
+from rota.sampling import Full
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # flwr's own
+    pytest.mark.skipif(
+        importlib.util.find_spec("flwr") is None,
+        reason="Flower is not installed: pip install 'rota[flower]'",
+    ),
+]
+PATIENT = Rules(deadline=90, ordered=True)
+HASTY = Rules(deadline=8, ordered=True)
+
+
+class Bench:
+    """A fleet of three nodes with six clients, and the reference run beside it."""
+
+    def __init__(self, fleet: Any, nodes: Nodes, experiment: Experiment) -> None:
+        self.fleet, self.nodes, self.experiment = fleet, nodes, experiment
+        self.plain = Without(make("sequential", experiment, "cpu"))
+        self.engine = Remote(experiment, fleet, Options(torch.device("cpu")), ())
+        self.mine = loop.begin(experiment, self.engine)
+        self.other = loop.begin(experiment, self.plain)
+
+    def play(self, failed: set[int] | None = None) -> dict[int, str]:
+        """A round, in which these clients fail; the model is that of the reference run."""
+        self.mine, line = loop.play(self.experiment, self.engine, self.mine)
+        reasons = {each["client"]: each["reason"] for each in line["failures"]}
+        self.plain.failed = set(reasons)
+        self.other, _ = loop.play(self.experiment, self.plain, self.other)
+        for one, two in zip(self.mine.models, self.other.models, strict=True):
+            assert torch.equal(one.params, two.params), reasons
+        if failed is not None:
+            assert set(reasons) == failed, reasons
+        return reasons
+
+    def worker(self, node: int) -> int:
+        """The process with torch of a node."""
+        parent = self.nodes.running[node].pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return int(children[0])
+
+
+@contextmanager
+def bench(
+    root: Path, kept: list[Kept] | None = None, database: Path | None = None
+) -> Iterator[Bench]:
+    from rota.flower import superlink
+    from rota.flower.serve import fleet_at
+
+    experiment = Experiment(
+        [Task(linear, federation([9, 12, 20, 31, 8, 17]), batch=4, name="a")],
+        sampler=Full(),
+        seed=3,
+        rounds=50,
+    )
+    address = f"127.0.0.1:{free_port()}"
+    nodes = Nodes(address, dealt(experiment, root, 3))
+    begin = Kept.start
+    if kept is not None:  # to know the SuperLink's process
+
+        def start(self: Kept) -> None:
+            begin(self)
+            kept.append(self)
+
+        superlink.Kept.start = start  # type: ignore[method-assign]
+    try:
+        with fleet_at(address, rules=PATIENT, database=database) as fleet:
+            fleet.tasks = ["a"]
+            await_clients(fleet, [str(client) for client in range(6)], 90)
+            one = Bench(fleet, nodes, experiment)
+            one.play(set())
+            yield one
+    finally:
+        superlink.Kept.start = begin  # type: ignore[method-assign]
+        nodes.close()
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_workers_nodes_and_rounds(tmp_path: Path) -> None:
+    """Nodes {0: clients 0 and 3, 1: 1 and 4, 2: 2 and 5} that die, hang, leave and come back."""
+    with bench(tmp_path) as one:
+        # a worker killed between two rounds, as by a full memory: the next request starts another
+        os.kill(one.worker(1), signal.SIGKILL)
+        one.play(set())
+        # a worker killed at work
+        pid = one.worker(1)
+        os.kill(pid, signal.SIGSTOP)
+        killer = subprocess.Popen(["sh", "-c", f"sleep 2; kill -9 {pid}"])
+        reasons = one.play({1, 4})
+        killer.wait()
+        assert all("the client's worker died" in reason for reason in reasons.values())
+        one.play(set())
+        # a hung worker: its transport ends it at the deadline
+        os.kill(one.worker(2), signal.SIGSTOP)
+        one.fleet.rules = HASTY
+        one.play({2, 5})
+        one.fleet.rules = PATIENT
+        one.play(set())
+        # a node that is stopped for longer than a round, and replies too late
+        process = one.nodes.running[0].pid
+        os.kill(process, signal.SIGSTOP)
+        one.fleet.rules = HASTY
+        one.play({0, 3})
+        os.kill(process, signal.SIGCONT)
+        one.fleet.rules = PATIENT
+        one.play()
+        one.play(set())
+        # a node that leaves in good order, and comes back
+        one.nodes.end(2, signal.SIGTERM)
+        assert set(one.play().values()) <= {"its node went offline", "its node is offline"}
+        one.nodes.start(2)
+        until(lambda: not (one.fleet.look() or one.fleet.offline))
+        one.play(set())
+        # a disk that takes nothing: what is pending cannot be written
+        pending = one.nodes.folders[1] / ".rota" / "pending"
+        pending.unlink(missing_ok=True)
+        pending.mkdir()
+        one.play(set())
+
+
+@pytest.mark.parametrize("where", ["memory", "database"])
+def test_the_superlink_is_killed(where: str, tmp_path: Path) -> None:
+    kept: list[Kept] = []
+    database = tmp_path / "link.db" if where == "database" else None
+    with bench(tmp_path / "data", kept, database) as one:
+        for delay in (0.0, 0.3):
+            wait = f"sleep {delay}; kill -9 {kept[-1].process.pid}"
+            killer = subprocess.Popen(["sh", "-c", wait])
+            if not delay:
+                killer.wait()
+            one.play(set())
+            killer.wait()
+            until(lambda: kept[-1].process.poll() is None)
+        one.play(set())
+        assert len(kept) >= 3
+
+
+def served(root: Path, out: str, port: int, *more: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "rota", "serve", str(root / "recipe.toml"), "--ordered"]
+    words += ["--listen", f"127.0.0.1:{port}", "--out", str(root / out), "--clients", "6", *more]
+    with (root / f"{out}.log").open("ab") as log:
+        return subprocess.Popen(words, cwd=root, stdout=log, stderr=log)
+
+
+def test_the_server_is_killed_and_resumed(tmp_path: Path) -> None:
+    """With the models of a run that nobody has killed."""
+    data, port = federation([9, 12, 20, 31, 8, 17]), free_port()
+    experiment = Experiment([Task(linear, data, name="a")])
+    folders = dealt(experiment, tmp_path / "nodes", 3)
+    (tmp_path / "test").mkdir()
+    np.savez(tmp_path / "test" / "test.npz", x=data.test.x.numpy(), y=data.test.y.numpy())
+    (tmp_path / "recipe.toml").write_text(
+        "rounds = 60\nsampler = { name = 'uniform', budget = 4 }\n[[task]]\n"
+        "data = { name = 'folder', path = 'test' }\nmodel = 'logistic'\nlr = 0.1\n"
+    )
+    nodes = Nodes(f"127.0.0.1:{port}", folders)
+    try:
+        whole = served(tmp_path, "whole", port)
+        assert whole.wait(200) == 0, (tmp_path / "whole.log").read_text()
+        broken = served(tmp_path, "broken", port)
+        lines = tmp_path / "broken" / "rounds.jsonl"
+        until(lambda: lines.exists() and lines.read_bytes().count(b"\n") > 8, 120)
+        broken.kill()
+        broken.wait()
+        until(lambda: not listening(port), 30)
+        resumed = served(tmp_path, "broken", port, "--resume")
+        assert resumed.wait(200) == 0, (tmp_path / "broken.log").read_text()
+    finally:
+        nodes.close()
+    one, two = (tmp_path / name / "models" for name in ("whole", "broken"))
+    assert [file.read_bytes() for file in one.iterdir()] == [
+        file.read_bytes() for file in two.iterdir()
+    ]
+    cohorts = [
+        [json.loads(line)["cohort"] for line in (tmp_path / name / "rounds.jsonl").open()]
+        for name in ("whole", "broken")
+    ]
+    assert cohorts[0] == cohorts[1]
+    assert len(cohorts[0]) == 60
+
+
+def listening(port: int) -> bool:
+    from rota.flower.superlink import answers
+
+    return answers("127.0.0.1", port)
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    """`rota demo flower` ends with all that it has started."""
+    words = [sys.executable, "-m", "rota", "demo", "flower", "--rounds", "5", "--nodes", "3"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    shown = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    assert shown.stderr is not None
+    assert "starting a SuperLink" in shown.stderr.readline()
+    assert "all nodes are there" in shown.stderr.readline()
+    started = descendants(shown.pid)
+    assert len(started) >= 4
+    shown.send_signal(signal.SIGINT)
+    assert shown.wait(60) == 130
+    until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started), 20)
+    assert not list(tmp_path.iterdir())
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [each for child in map(int, children) for each in (child, *descendants(child))]
