@@ -23,9 +23,10 @@ from rota.flower.engine import Remote, await_clients
 from rota.flower.fleet import Rules
 from rota.flower.superlink import free_port
 from rota.grouping import Ifca
-from rota.plan import Task
+from rota.plan import Task, whole
 from rota.running.check import check
 from rota.sampling import Full
+from rota.sampling.draw import everybody
 from rota.submodel import SUBMODELS, Fixed, Whole
 from rota.testing import engines
 
@@ -165,6 +166,9 @@ def test_real_processes_give_the_same_numbers_and_a_killed_node_is_failed_rows(
             for _ in range(2):
                 mine, other, failed = play(mine, other)
                 assert not failed
+            job = whole(mine.models, everybody(experiment.shares), 3)
+            losses = [each.losses(job, 5).loss for each in (engine, plain)]
+            assert np.array_equal(*losses, equal_nan=True)
             nodes.end(1)  # kill -9
             plain.failed, fleet.rules = {1, 4}, Rules(deadline=8, ordered=True)
             mine, other, failed = play(mine, other)

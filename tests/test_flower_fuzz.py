@@ -15,7 +15,7 @@ from fleets import Post, posted
 
 from rota.experiment import Experiment
 from rota.flower.fleet import Answer, Ask
-from rota.flower.letter import Letter, Refused, read_head
+from rota.flower.letter import LOSSES, Letter, Refused, read_head
 from rota.plan import Job, Task, whole
 from rota.sampling.draw import everybody
 
@@ -115,7 +115,7 @@ def test_requests(tmp_path: Path) -> None:
     asks, _ = remote._asks(job, "train", {})
     node = wire.works[asks[0].node]
     letters = [asks[0].make(asks[0].node), Letter("query", {"version": 1, "tasks": ["a"]})]
-    asks, _ = remote._asks(job, "losses", {"examples": 2})
+    asks, _ = remote._asks(job, LOSSES, {"examples": 2})
     letters.append(asks[0].make(asks[0].node))
     dice, refused, done = random.Random(1), 0, 0
     for case in range(CASES):

@@ -19,7 +19,7 @@ from rota.errors import BadInput
 from rota.flower import spec
 from rota.flower.codec import pack, unpack, vector
 from rota.flower.fleet import Answer, Ask, Fleet, number
-from rota.flower.letter import OWN, VERSION, Letter, Refused
+from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused
 from rota.plan import Chunk, Costs, Job, Model, Seen
 from rota.weights import Weights
 
@@ -85,7 +85,7 @@ class Remote:
         seen = Seen.nothing(len(job.plan))
         seen.examples[:] = 0
         job = replace(job, plan=replace(job.plan, cut=None, cuts=()))  # of whole models
-        asks, absent = self._asks(job, "losses", {"examples": examples})
+        asks, absent = self._asks(job, LOSSES, {"examples": examples})
         for row, why in absent:
             seen.reason[row] = why
         for answer in self.fleet.exchange(asks, job.now):

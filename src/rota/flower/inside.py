@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives import serialization
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -76,7 +76,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from rota.flower.letter import OWN, Letter, LinkLost, Refused, read_head
+from rota.flower.letter import Letter, LinkLost, Refused
+from rota.flower.records import to_records
 
 VERSIONS = ("1.40", "1.41", "1.42")
 """The versions of flwr that this file was written for."""
@@ -100,40 +101,10 @@ clientapp = "nothing.app:client"
     ),
 }
 """A SuperLink wants an app for each run. This one is never executed."""
-LOST = (5, 8)
-"""Errors: the node was away, and the node has restarted."""
 BEAT = 15.0
 """Seconds between two signs of life of the server's run."""
 AWAY = (502, 503, 504)
 """Statuses of a SuperLink that is restarting."""
-
-
-def to_records(letter: Letter) -> RecordDict:
-    """A letter as Flower's records: one for each part, so that a shared part is stored once."""
-    own: dict[str, Any] = {"text": letter.text, "bytes": letter.parts.get(OWN, b"")}
-    records = {name: ConfigRecord({"bytes": b}) for name, b in letter.parts.items() if name != OWN}
-    return RecordDict({OWN: ConfigRecord(own), **records})
-
-
-def from_message(message: Message) -> Letter:
-    """The letter in a message, which may come from anybody."""
-    if message.has_error():
-        raise Refused(message.error.reason.removeprefix("Error: ") or f"{message.error.code}")
-    own = message.content.get(OWN)
-    if not isinstance(own, ConfigRecord):
-        raise Refused("the message is no letter of rota")
-    head, parts = read_head(own.get("text")), dict[str, bytes]()
-    for name, record in message.content.items():
-        found = record.get("bytes") if isinstance(record, ConfigRecord) else None
-        if not isinstance(found, bytes):
-            raise Refused(f"part {name!r:.40} of the letter is not bytes")
-        parts[name] = found
-    return Letter(message.metadata.message_type, head, parts)
-
-
-def was_lost(message: Message) -> bool:
-    """Whether a reply says that its node is not the process any more that was asked."""
-    return message.has_error() and message.error.code in LOST
 
 
 def named(message: Message, number: str) -> Message:

@@ -15,6 +15,8 @@ VERSION = 1
 """A node and a server must speak the same version."""
 LARGEST = 64 << 20
 """The most characters of a letter's JSON text."""
+LOSSES = "query.losses"
+"""The kind of letter that asks for losses; Flower wants such a name."""
 OWN = "own"
 """The part that belongs to one letter alone."""
 

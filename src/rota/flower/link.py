@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from rota.flower import inside
-from rota.flower.letter import Letter, LinkLost, Lost, Refused
+from rota.flower.letter import Letter, LinkLost
+from rota.flower.records import read
 from rota.flower.superlink import Door
 
 PATIENCE = 60.0
@@ -37,16 +38,7 @@ class Link:
 
     def replies(self, keys: list[str]) -> Iterator[tuple[str, Letter | str]]:
         for key, message in self.session.replies(keys):
-            if isinstance(message, str):
-                yield key, message
-                continue
-            try:
-                letter = inside.from_message(message)
-            except Refused as why:
-                yield key, (Lost if inside.was_lost(message) else str)(why)
-                continue
-            refused = letter.head.get("refused")
-            yield key, letter if refused is None else str(refused)[:1000]
+            yield key, message if isinstance(message, str) else read(message)
 
     def renew(self) -> None:
         logging.getLogger("rota").warning("the SuperLink was restarted: a new run begins on it")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.errors import BadInput, first_line
-from rota.flower.letter import OWN, VERSION, Letter, Refused, read_head
+from rota.flower.letter import OWN, Letter, Refused, read_head
 from rota.flower.limits import Limits
 
 PERIOD = 0.05
@@ -250,11 +250,13 @@ class Transport:
 
     def _work(self, message: Any) -> None:
         """Answer one message."""
+        from rota.flower import records
+
         began = time.monotonic()
         with suppress(OSError):  # a full disk must not keep us from working
             self.pending.write_bytes(self.inside.remember(message))
         try:
-            letter = self.inside.from_message(message)
+            letter = records.from_message(message)
             limit = letter.head.get("limit")
             if not isinstance(limit, int | float) or not 0 < limit <= 1e6:
                 raise Refused("the letter has no sound limit of time")
@@ -264,8 +266,7 @@ class Transport:
             reply = self.inside.answer(found, message)
         except Refused as why:
             say("refused: %s", why)
-            refusal = {"version": VERSION, "refused": str(why)[:1000]}
-            reply = self.inside.answer(Letter("reply", refusal), message)
+            reply = self.inside.answer(records.refusal(why), message)
         self._push(lambda: self.member.push(reply, time.monotonic() - began))
         self.pending.unlink(missing_ok=True)
 

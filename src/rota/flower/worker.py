@@ -28,7 +28,7 @@ from rota.engine.sequential import Sequential
 from rota.errors import BadInput, what_and_where
 from rota.flower import spec, store
 from rota.flower.codec import pack, unpack, vector
-from rota.flower.letter import OWN, VERSION, Letter, Refused, read_head
+from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, read_head
 from rota.plan import Duty, Job, Local, Model, Plan, SubModel, Task
 from rota.submodel.cut import Cut, keep
 from rota.submodel.units import Units, find_units
@@ -68,7 +68,7 @@ class Work:
                 return self._query(letter.head)
             if letter.kind == "train":
                 return self._train(letter)
-            if letter.kind == "losses":
+            if letter.kind == LOSSES:
                 return self._losses(letter)
         except BadInput as mistake:
             raise Refused(str(mistake)) from mistake

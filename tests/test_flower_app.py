@@ -1,0 +1,157 @@
+"""The public way: rota as a Flower app, and rota's samplers in somebody else's ServerApp."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import federation, linear
+from fleets import dealt
+
+from rota import loop
+from rota.engine import Options, make
+from rota.experiment import Experiment
+from rota.flower.engine import Remote, await_clients
+from rota.flower.fleet import Fleet, Rules
+from rota.plan import Task
+from rota.sampling import Full, Uniform
+
+flwr = pytest.importorskip("flwr", reason="Flower is not installed: pip install 'rota[flower]'")
+
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's messages want to know whose they are."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class StubGrid:
+    """A Grid that hands messages to functions, as Flower would to ClientApps."""
+
+    def __init__(self, nodes: dict[int, Any]) -> None:
+        self.apps, self.box = nodes, dict[str, Any]()
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.apps)
+
+    def push_messages(self, messages: Any) -> list[str]:
+        keys = []
+        for message in messages:
+            key = f"message {next(NUMBERS)}"
+            message.metadata.__dict__["_message_id"] = key
+            self.box[key] = self.apps[message.metadata.dst_node_id](message)
+            keys.append(key)
+        return keys
+
+    def pull_messages(self, keys: Any) -> list[Any]:
+        return [self.box.pop(key) for key in keys if key in self.box]
+
+    def send_and_receive(self, messages: Any, **_: Any) -> list[Any]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def test_the_client_app_and_the_grid(tmp_path: Path) -> None:
+    """The same models as the reference engine, with Flower's own message objects between."""
+    from flwr.app import Context, RecordDict
+
+    from rota.flower.app import GridWire, client
+
+    experiment = Experiment(
+        [Task(linear, federation([5, 9, 7]), batch=3, name="a")], sampler=Full(), seed=2
+    )
+    apps = {}
+    for node, folder in enumerate(dealt(experiment, tmp_path, 2), start=1):
+        config: Any = {"data": str(folder), "allow": "conftest"}
+        context = Context(1, node, config, RecordDict(), {})
+        apps[node] = lambda message, context=context: client(message, context)
+    wire: Any = GridWire(StubGrid(apps))  # type: ignore[arg-type]
+    fleet = Fleet(wire, Rules(ordered=True), ["a"])
+    await_clients(fleet, ["0", "1", "2"], 10)
+    engine = Remote(experiment, fleet, Options(torch.device("cpu")), ())
+    plain = make("sequential", experiment, "cpu")
+    mine, other = loop.begin(experiment, engine), loop.begin(experiment, plain)
+    for _ in range(2):
+        mine, line = loop.play(experiment, engine, mine)
+        other, _ = loop.play(experiment, plain, other)
+        assert not line["failures"]
+    assert torch.equal(mine.models[0].params, other.models[0].params)
+
+
+def test_a_node_without_data_says_so() -> None:
+    from flwr.app import Context, Message, RecordDict
+
+    from rota.flower.app import answer
+    from rota.flower.letter import VERSION, Letter
+    from rota.flower.records import read, to_records
+
+    letter = Letter("query", {"version": VERSION, "tasks": ["a"]})
+    message = Message(to_records(letter), dst_node_id=1, message_type="query")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = answer(message, Context(1, 1, {}, RecordDict(), {}))
+    assert "does not name its data" in str(read(reply))
+
+
+SIZES = {3: 10, 5: 20, 8: 30, 9: 40}
+
+
+def own_client(message: Any) -> Any:
+    """Somebody's ClientApp: it adds its node's number to all that it gets."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+    node = message.metadata.dst_node_id
+    arrays = [a + np.float32(node) for a in message.content["arrays"].to_numpy_ndarrays()]
+    metrics = MetricRecord({"num-examples": SIZES[node], "train_loss": 1.0})
+    return Message(
+        RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+    )
+
+
+def test_a_sampler_in_a_strategy_is_unbiased() -> None:
+    """Over many draws the step is the mean of all nodes' steps, weighted by their examples."""
+    from flwr.app import ArrayRecord, ConfigRecord
+
+    from rota.flower.strategy import Sampled
+
+    grid: Any = StubGrid(dict.fromkeys(SIZES, own_client))
+    strategy = Sampled(Uniform(2), seed=1)
+    steps = []
+    for now in range(1, 1501):
+        arrays = ArrayRecord([np.zeros(3, np.float32), np.zeros((2, 2), np.float32)])
+        sent = strategy.configure_train(now, arrays, ConfigRecord(), grid)
+        replies = grid.send_and_receive(sent)
+        assert len(replies) == 2
+        new, metrics = strategy.aggregate_train(now, replies)
+        assert new is not None
+        assert metrics is not None
+        assert list(new) == list(arrays)
+        if len(strategy.sizes) == len(SIZES):  # once it knows everybody's number of examples
+            steps.append(new.to_numpy_ndarrays()[0][0])
+    expected = sum(node * size for node, size in SIZES.items()) / sum(SIZES.values())
+    error = np.std(steps) / np.sqrt(len(steps))
+    assert abs(np.mean(steps) - expected) < 4 * error
+    assert error < 0.1
+
+
+def test_a_strategy_of_all_nodes_is_fedavg() -> None:
+    from flwr.app import ArrayRecord, ConfigRecord
+
+    from rota.flower.strategy import Sampled
+
+    grid: Any = StubGrid(dict.fromkeys(SIZES, own_client))
+    strategy = Sampled(Full())
+    for now in (1, 2):
+        arrays = ArrayRecord([np.full(3, 7, np.float32)])
+        sent = strategy.configure_train(now, arrays, ConfigRecord(), grid)
+        new, _ = strategy.aggregate_train(now, grid.send_and_receive(sent))
+    assert new is not None
+    expected = 7 + sum(node * size for node, size in SIZES.items()) / sum(SIZES.values())
+    np.testing.assert_allclose(new.to_numpy_ndarrays()[0], expected, rtol=1e-6)
