@@ -477,3 +477,20 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
         assert (out / name / "rounds.jsonl").read_bytes() == (
             finished[0] / name / "rounds.jsonl"
         ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("vary", "sentence"),
+    [
+        (["sampler=uniform,kvib,vrb"], "'kvib' and 'vrb' with 'fedavg'"),
+        (["sampler=kvib", "estimator=unbiased,mifa"], "'kvib' with 'mifa'"),
+        (["sampler=uniform,full"], ""),
+        (["sampler+estimator=kvib+unbiased,uniform+fedavg"], ""),
+        (["sampler=pow-d"], ""),  # it is biased by itself
+    ],
+)
+def test_an_estimator_that_makes_samplers_biased_is_named(vary: list[str], sentence: str) -> None:
+    runs = compare.variants(recipe.read("fedavg-digits"), vary, 1)
+    said = compare.made_biased(runs)
+    assert sentence in said
+    assert bool(said) == bool(sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from pathlib import Path
@@ -86,6 +87,8 @@ def compare(
     # a mistake in the last run should show now, not after hours
     with progress.waiting("checking the settings", still=True):
         comparisons.check_all(runs)
+    if biased := comparisons.made_biased(runs):
+        logging.getLogger("rota").warning(biased)
     how = {"engine": engine, "device": device, "precision": precision}
     results, stuck = _train_all(runs, out, how, started)
     if not results:

@@ -12,7 +12,7 @@ from rota import recipe
 from rota.errors import BadInput
 from rota.hints import convert, shown
 from rota.plan import Task
-from rota.recipe import Config
+from rota.recipe import Config, registry
 from rota.running.check import check
 
 
@@ -106,3 +106,28 @@ def _text(config: Any) -> str:
 def _slug(value: Any) -> str:
     """A value as a part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", shown(value)).strip("_")
+
+
+def made_biased(runs: dict[str, Config]) -> str:
+    """Which unbiased samplers a biased estimator makes biased, in a sentence; empty if none.
+
+    With uniform sampling FedAvg's mean is the usual choice, so that is not worth a word.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for variant in runs.values():
+        config = recipe.resolve(variant)
+        sampler, estimator = config["sampler"]["name"], config["estimator"]["name"]
+        plain = sampler in ("uniform", "full")
+        if not plain and _unbiased("samplers", sampler) and not _unbiased("estimators", estimator):
+            found.setdefault(estimator, {})[f"'{sampler}'"] = None
+    said = [f"{' and '.join(names)} with '{estimator}'" for estimator, names in found.items()]
+    if not said:
+        return ""
+    return (
+        f"these samplers are unbiased, but the estimator makes them biased: {', '.join(said)}; "
+        "compare them with estimator=unbiased"
+    )
+
+
+def _unbiased(kind: str, name: str) -> bool:
+    return bool(getattr(registry.find(kind, name), "unbiased", False))
