@@ -315,6 +315,8 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     assert [claim.words for claim in result.claims] == [
         "small: Ordered is above Random: +2.00 points, 1 seed"
     ]
+    assert "2 more are left out, because other methods have not finished" in result.text
+    assert "| Random | 80.0 (1 seed) | 70.0 (1 seed) |" in result.text
 
 
 # the time of parts

@@ -83,7 +83,8 @@ class About:
 def report(about: About, found: Cells) -> Result:
     """Tables, charts and verdicts, from the runs that are finished."""
     settings = [name for name in about.settings if any(place[0] == name for place in found)]
-    lines = [about.first if not about.quick else SHORT, "", *_missing(about, found), *READING, ""]
+    missing, found = _missing(about, found), complete(found)
+    lines = [about.first if not about.quick else SHORT, "", *missing, *READING, ""]
     rows = [about.settings[name] for name in about.settings]
     lines += ["## Settings", "", *grid(SETTINGS, rows, numbers=(4, 5, 6)), ""]
     for name in settings:
@@ -136,9 +137,21 @@ def _missing(about: About, found: Cells) -> list[str]:
         return []
     never = [name for name in about.settings if not any(place[0] == name for place in found)]
     words = f"**{about.runs - finished} of {about.runs} runs are missing.**"
+    left = finished - sum(len(runs) for runs in complete(found).values())
+    if left:
+        words += f" {left} more are left out, because other methods have not finished their seeds."
     if never:
         words += f" These settings were not run: {', '.join(never)}."
     return [words, ""]
+
+
+def complete(found: Cells) -> Cells:
+    """The runs with the seeds that all of their setting's cells have, if there are some."""
+    out: Cells = {}
+    for place, runs in found.items():
+        common = seeds(found, [other for other in found if other[0] == place[0]])
+        out[place] = {seed: runs[seed] for seed in common} if common else runs
+    return out
 
 
 def seeds(found: Cells, places: list[Place]) -> list[int]:
