@@ -268,7 +268,11 @@ def found(**methods: list[list[float]]) -> fluid_page.Cells:
                     "precision": "fp32",
                 }
                 if method == "invariant":
-                    runs[seed] |= {"invariant": 0.25, "filled": 0.5}
+                    runs[seed] |= {
+                        "invariant": 0.25,
+                        "filled": 0.5,
+                        "invariant_curve": [0.0, 0.1, 0.2, 0.3],
+                    }
             out["small", method, column] = runs
     return out
 
@@ -299,7 +303,7 @@ def test_the_page() -> None:
     assert "| Random | 81.00 (78.52 to 83.48) | 71.00 (68.52 to 73.48) |" in result.text
     assert "| Random, source | 80.6 | – |" in result.text
     assert "whole models is -19.00 points (Random, 0.5)" in result.text
-    assert "| Invariant | 0.95 | 25.0 (25.0 to 25.0) | 50.0% |" in result.text
+    assert "| Invariant | 0.95 | 10.0 (10.0 to 10.0) | 25.0 (25.0 to 25.0) | 50.0 |" in result.text
     row = next(row for row in result.rows if row["quantity"] == "small: Random, 0.95: accuracy, %")
     assert (row["paper"], row["seeds"]) == (80.6, 3)
     assert row["measured"] == pytest.approx(81)
@@ -315,7 +319,7 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     assert [claim.words for claim in result.claims] == [
         "small: Ordered is above Random: +2.00 points, 1 seed"
     ]
-    assert "2 more are left out, because other methods have not finished" in result.text
+    assert "because other methods have not finished their seeds: 2 runs." in result.text
     assert "| Random | 80.0 (1 seed) | 70.0 (1 seed) |" in result.text
 
 

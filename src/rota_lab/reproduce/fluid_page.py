@@ -139,7 +139,7 @@ def _missing(about: About, found: Cells) -> list[str]:
     words = f"**{about.runs - finished} of {about.runs} runs are missing.**"
     left = finished - sum(len(runs) for runs in complete(found).values())
     if left:
-        words += f" {left} more are left out, because other methods have not finished their seeds."
+        words += f" Left out, because other methods have not finished their seeds: {left} runs."
     if never:
         words += f" These settings were not run: {', '.join(never)}."
     return [words, ""]
@@ -242,18 +242,27 @@ def _dropped(about: About, found: Cells, setting: str) -> list[str]:
             runs = [run for run in found.get(place, {}).values() if "invariant" in run]
             if runs:
                 share = interval([100 * run["invariant"] for run in runs])
-                filled = float(np.mean([run["filled"] for run in runs]))
+                filled = 100 * float(np.mean([run["filled"] for run in runs]))
                 theirs = about.invariant.get(place)
-                row = [title(method), column, _short(share), f"{filled:.1%}"]
+                early = [100 * run["invariant_curve"][_early(run)] for run in runs]
+                row = [title(method), column, _short(interval(early)), _short(share)]
+                row.append(f"{filled:.1f}")
                 rows.append([*row, "–" if theirs is None else f"{theirs:.0f}"])
     if not rows:
         return []
-    head = ["", "column", "invariant units, %", "dropped units that were invariant", "source, %"]
+    head = ["", "column", "after 30 % of the rounds", "in the second half"]
+    head += ["of the dropped units", "source"]
     if not about.invariant:
         head.pop()
         rows = [row[:-1] for row in rows]
-    words = "Invariant units in the second half of the rounds, and the units that parts dropped:"
-    return [words, "", *grid(tuple(head), rows, numbers=(2, 3, 4)[: len(head) - 2]), "", FILLED, ""]
+    words = "Invariant units, in percent: of all units, and of those that parts dropped."
+    numbers = tuple(range(2, len(head)))
+    return [words, "", *grid(tuple(head), rows, numbers=numbers), "", FILLED, ""]
+
+
+def _early(run: Found) -> int:
+    """The place of the round after 30 % of the rounds."""
+    return round(0.3 * (len(run["invariant_curve"]) - 1))
 
 
 def _short(between: Interval) -> str:
