@@ -252,8 +252,8 @@ def test_the_table_has_a_line_a_system_and_the_floors(monkeypatch: pytest.Monkey
 def test_without_a_work_it_lists_them() -> None:
     status, out, _ = call()
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == [*WORKS, "growth"]
-    assert [entry["name"] for entry in json.loads(call("--json")[1])] == [*WORKS, "growth"]
+    assert [line.split()[0] for line in out.splitlines()] == [*WORKS, *bench.ALONE]
+    assert [entry["name"] for entry in json.loads(call("--json")[1])] == [*WORKS, *bench.ALONE]
 
 
 @pytest.mark.parametrize(
@@ -347,6 +347,24 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 0 < row["server_share"] < 1
     result = bench.Timings("growth", rows)
     assert len(bench.table(result)) == 1 + len(rows) + 2
+
+
+def test_rounds_with_parts_are_measured_against_rounds_without(tmp_path: Path) -> None:
+    out = tmp_path / "parts-2-cores.json"
+    status, text, err = call("parts", "--json", "--rounds", 1, "--device", "cpu", "--out", out)
+    rows = json.loads(text)
+    assert status == 0, err
+    widths = (1.0, 0.95, 0.85, 0.75, 0.5)
+    assert [(row["model"], row["width"]) for row in rows] == [
+        (model, width) for model in ("two_nn", "cnn") for width in widths
+    ]
+    for row in rows:
+        assert row.keys() >= COLUMNS
+        base = rows[0] if row["model"] == "two_nn" else rows[5]
+        assert row["ratio"] == row["seconds_per_round"] / base["seconds_per_round"]
+        assert row["share"] == (0.2 if row["width"] < 1 else 0)
+    assert len(bench.table(bench.Timings("parts", rows))) == 1 + len(rows) + 2
+    assert "| cnn | 3 | 20% | 0.5 |" in page(tmp_path)
 
 
 def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ import rota
 from rota import rng, weights
 from rota.data.federation import Federation, Part
 from rota.engine import Batched, Engine, backends, local, make, native, trials
+from rota.engine import parts as engine_parts
 from rota.engine.backends.graphs import in_parts
 from rota.engine.flops import step_flops
 from rota.engine.group import Group, Result
@@ -30,7 +31,10 @@ from rota.engine.steps import Steps
 from rota.engine.trials import same_gradient
 from rota.experiment import Experiment
 from rota.models import MODELS
-from rota.plan import Chunk, Local, Plan, Task, whole
+from rota.plan import Chunk, Local, Model, Plan, SubModel, Task, whole
+from rota.submodel.choice import Random, Wanted
+from rota.submodel.cut import keep
+from rota.submodel.units import find_units
 from rota.weights import Weights
 from rota.world.devices import Devices
 
@@ -50,12 +54,30 @@ def pairs(clients: list[int], models: list[int] | None = None) -> Plan:
     )
 
 
+def divided(plan: Plan, task: Task, models: list[Model], widths: list[float], now: int = 1) -> Plan:
+    """The plan in which each row holds a part of this width, of units that the round draws."""
+    units = find_units(task.build(), task.federation.train.x[:2])
+    cut, parts = np.zeros(len(plan), np.int64), []
+    for s, model in enumerate(models):
+        for width in sorted({*widths} - {1.0}):
+            generator = np.random.default_rng([s, now, int(100 * width)])
+            kept = Random().keep({}, Wanted(s, model, units, width, now), generator)
+            parts.append(SubModel(s, width, 0.1, keep(units, kept)))
+            cut[(plan.model == s) & (np.array(widths) == width)] = len(parts)
+    return replace(plan, cut=cut, cuts=tuple(parts))
+
+
 def collect(
-    engine: Engine, models: list[Weights], plan: Plan, now: int = 1
+    engine: Engine,
+    models: list[Model],
+    plan: Plan,
+    now: int = 1,
+    local: Local | None = None,
+    how: Any = "plain",
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor, Chunk]]:
     """Plan row -> (update, buffers, its chunk)."""
     out = {}
-    for chunk in engine.train(whole(models, plan, now)):
+    for chunk in engine.train(replace(whole(models, plan, now, local), how=how)):
         assert (plan.model[chunk.rows] == chunk.model).all()
         for at, row in enumerate(chunk.rows.tolist()):
             assert row not in out
@@ -447,7 +469,10 @@ def test_every_model_is_compared() -> None:
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ZOO]
 )
 def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: str) -> None:
-    """Every model of the zoo, with unequal clients and a partial last batch, in any stack."""
+    """Every model of the zoo, with unequal clients and a partial last batch, in any stack.
+
+    Two of the clients hold a half of the model.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes, shape = [5, 8, 6, 3], ZOO[name]
     text = "lstm" in name
@@ -470,18 +495,20 @@ def test_stacked_and_plain_training_agree_to_the_last_digits_of_float64(name: st
     assert isinstance(fast, Batched)
     assert fast.families, "the model must be stackable"
     models = plain.initial()
-    expected = collect(plain, models, pairs([0, 1, 2, 3]))
+    plan = divided(pairs([0, 1, 2, 3]), task, models, [1.0, 0.5, 0.5, 1.0])
+    expected = collect(plain, models, plan)
     for most in (1, 4):
         fast.families[0].backend.most = lambda _, most=most: most  # type: ignore[method-assign]
-        for row, (update, buffers, _) in collect(fast, models, pairs([0, 1, 2, 3])).items():
+        for row, (update, buffers, _) in collect(fast, models, plan).items():
             torch.testing.assert_close(update, expected[row][0], rtol=1e-7, atol=1e-10)
             torch.testing.assert_close(buffers, expected[row][1], rtol=1e-7, atol=1e-10)
+    assert all(fast.families[0].smaller.values()), "the smaller model must be stackable"
 
 
 @given(st.data())
 @settings(max_examples=12, deadline=None)
 def test_random_networks_plans_and_work(data: st.DataObject) -> None:
-    """Networks, sizes, cohorts, optimisers and stack sizes at random: both engines agree."""
+    """Both engines agree on random networks, cohorts, widths, optimisers and stack sizes."""
     sizes = data.draw(st.lists(st.integers(2, 14), min_size=2, max_size=6))
     layers = data.draw(
         st.lists(st.sampled_from(["linear", "tanh", "dropout", "layernorm", "relu"]), max_size=4)
@@ -522,23 +549,117 @@ def test_random_networks_plans_and_work(data: st.DataObject) -> None:
     most = data.draw(st.sampled_from([1, 2, 6]))
     assert isinstance(fast, Batched)
     fast.families[0].backend.most = lambda _: most  # type: ignore[method-assign]
-    shift = (
-        torch.randn(len(clients), plain.initial()[0].params.numel(), dtype=torch.float64)
-        if data.draw(st.booleans())
-        else None
-    )
-    correction = None if shift is None else lambda rows: shift[rows]
     models = plain.initial()
-    one, two = (
-        {
-            r: u
-            for c in e.train(whole(models, pairs(clients), 2, Local(shift=correction)))
-            for r, u in zip(c.rows, c.update, strict=True)
-        }
-        for e in (plain, fast)
+    width = st.sampled_from([1.0, 0.9, 0.6, 0.3])
+    widths = data.draw(st.lists(width, min_size=len(clients), max_size=len(clients)))
+    plan = divided(pairs(clients), task, models, widths, now=2)
+    vectors = torch.randn(3, len(clients), len(models[0].params), dtype=torch.float64)
+    start, anchor, shift = (
+        (lambda rows, each=each: each[rows]) if data.draw(st.booleans()) else None
+        for each in vectors
     )
-    for row, update in one.items():
-        torch.testing.assert_close(two[row], update, rtol=1e-7, atol=1e-10)
+    nothing = torch.zeros(len(clients), 0, dtype=torch.float64)
+    begin = None if start is None else lambda rows: Weights(start(rows), nothing[rows])
+    local = Local(begin, anchor, shift)
+    one, two = (collect(engine, models, plan, 2, local) for engine in (plain, fast))
+    for row, (update, _, chunk) in one.items():
+        assert not any(chunk.reason)
+        torch.testing.assert_close(two[row][0], update, rtol=1e-7, atol=1e-10)
+
+
+def hidden(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 12), nn.Tanh(), nn.Linear(12, classes))
+
+
+class TestParts:
+    """Two models of one task, and rows of several widths."""
+
+    task = Task(hidden, federation(SIZES), batch=7)
+    plan = pairs([0, 1, 3, 2, 1, 3], [0, 0, 0, 1, 1, 1])
+    widths: ClassVar[list[float]] = [0.5, 0.51, 1.0, 0.5, 0.5, 0.3]
+
+    def engine(self) -> Batched:
+        made = make("batched", Experiment([self.task]), "cpu")
+        assert isinstance(made, Batched)
+        return made
+
+    def agree(self, fast: Batched, now: int = 1, how: str = "plain") -> None:
+        plain = make("sequential", Experiment([self.task]), "cpu")
+        first = plain.initial()[0]
+        other = replace(first, weights=Weights(1.1 * first.params, first.buffers))
+        plan = divided(self.plan, self.task, [first, other], self.widths, now)
+        one, two = (
+            collect(engine, [first, other], plan, now, None, how) for engine in (plain, fast)
+        )
+        for row, (update, _, chunk) in one.items():
+            mine = two[row][2].of(np.flatnonzero(two[row][2].rows == row))
+            assert mine.reason == chunk.reason == [""]
+            torch.testing.assert_close(mine.update[0], update, rtol=1e-4, atol=1e-6)
+            np.testing.assert_array_equal(mine.costs.computing, chunk.costs.computing)
+
+    @pytest.mark.parametrize("how", ["plain", "scaled"])
+    def test_those_of_one_shape_share_a_network_in_all_rounds(self, how: str) -> None:
+        """Of all models, whatever their widths are called, and whichever units they keep."""
+        fast, scaled = self.engine(), how == "scaled"
+        self.agree(fast, 1, how)
+        made = dict(fast.families[0].smaller)
+        assert made.keys() == {(scaled, (6,)), (scaled, (3,))}
+        for now in (2, 3):
+            self.agree(fast, now, how)
+            assert fast.families[0].smaller == made
+
+    def test_nested_mini_batches_train_one_by_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self, "widths", [0.5, 0.5, 1.0, 0.5, 0.5, 1.0])
+        fast = self.engine()
+        self.agree(fast, 1, "nested")
+        assert not fast.families[0].smaller
+
+    def test_old_networks_go_and_rare_shapes_train_one_by_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine_parts, "SHAPES", 1)
+        fast, alone = self.engine(), []
+        one_by_one = fast._one_by_one
+        monkeypatch.setattr(
+            fast, "_one_by_one", lambda job, rows: alone.append(rows) or one_by_one(job, rows)
+        )
+        self.agree(fast)
+        assert [rows.tolist() for rows in alone] == [[5]]
+        assert fast.families[0].smaller.keys() == {(False, (6,))}
+        monkeypatch.setattr(self, "widths", [0.3, 0.3, 0.3, 1.0, 1.0, 0.3])
+        self.agree(fast, 2)
+        assert len(alone) == 1
+        assert fast.families[0].smaller.keys() == {(False, (3,))}
+
+    def test_a_width_that_cannot_be_stacked_is_said(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        choose = backends.choose
+
+        def picky(steps: Steps, *rest: Any) -> Any:
+            if len(steps.module[0].weight) == 3:  # type: ignore[index]
+                raise Unbatchable("is too thin")
+            return choose(steps, *rest)
+
+        monkeypatch.setattr(backends, "choose", picky)
+        fast = self.engine()
+        for now in (1, 2):
+            self.agree(fast, now)
+        (line,) = caplog.messages
+        assert line == (
+            "task 'blobs', width 0.3, runs on the sequential engine, one client at a time: its "
+            "model is too thin"
+        )
+
+    def test_a_diverged_model_has_parts_too(self) -> None:
+        """Its numbers do not decide whether the smaller network can be stacked."""
+        fast = self.engine()
+        first = fast.initial()[0]
+        lost = replace(first, weights=Weights(first.params * np.nan, first.buffers))
+        plan = divided(pairs([0, 1]), self.task, [lost], [0.5, 1.0])
+        fast.losses(whole([lost], plan, 1))  # which loads the network with them
+        collect(fast, [lost], plan)
+        assert all(fast.families[0].smaller.values())
 
 
 OPTIMISERS = {

@@ -899,6 +899,7 @@ def test_ditto_can_be_written_with_starts_and_anchors(
         Task(linear, data, name="global", **work),
         Task(linear, data, name="own", prox=2.0, **work),
     ]
+    check(rota.Experiment([replace(each, momentum=0.9) for each in tasks], Full(), Ditto()))
     experiment = rota.Experiment(tasks, Full(), Ditto(), rounds=4)
     check(experiment)
     machine = make(engine, experiment, "cpu")

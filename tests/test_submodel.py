@@ -779,8 +779,9 @@ def test_parts_train_in_any_company() -> None:
         assert all(torch.isfinite(model.params).all() for model in run.state.models)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
 @pytest.mark.parametrize("submodel", SUBMODELS)
-def test_resume_is_exact(submodel: str, blobs: Federation, tmp_path: Path) -> None:
+def test_resume_is_exact(submodel: str, engine: str, blobs: Federation, tmp_path: Path) -> None:
     experiment = Experiment(
         [Task(small, blobs, batch=5)],
         Uniform(4),
@@ -790,15 +791,15 @@ def test_resume_is_exact(submodel: str, blobs: Federation, tmp_path: Path) -> No
         submodel=SUBMODELS[submodel](),
         rounds=8,
     )
-    whole = execute(experiment, out=tmp_path / "whole")
+    whole = execute(experiment, out=tmp_path / "whole", engine=engine)
 
     def stop(record: dict[str, Any]) -> None:
         if record["round"] == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(experiment, out=tmp_path / "broken", watch=stop)
-    again = execute(experiment, out=tmp_path / "broken", resume=True)
+        execute(experiment, out=tmp_path / "broken", engine=engine, watch=stop)
+    again = execute(experiment, out=tmp_path / "broken", engine=engine, resume=True)
     assert torch.equal(whole.state.models[0].params, again.state.models[0].params)
     assert whole.records == again.records
 

@@ -337,6 +337,8 @@ class Local:
       FedProx; Ditto pulls personal models to the global one)
     - `shift`: what is added to the gradient of every local step, [rows, params] (usually: nothing;
       SCAFFOLD adds c - c_i)
+
+    They are as long as the whole model. For a row that holds a part, an engine takes its numbers.
     """
 
     start: Callable[[Array], Weights] | None = None

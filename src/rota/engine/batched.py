@@ -1,9 +1,10 @@
 """The fast engine: it groups the rows of a plan, and back ends train every group at once.
 
 Tasks form families: those of a family have the same network and the same local work, except for
-their learning rates. Rows of one family train in groups, ordered by their number of steps. The
-engine decides who is in a group with whom; a back end trains it (backends/). Rows that no back end
-can train go to the sequential engine.
+their learning rates. Rows of one family train in groups, ordered by their number of steps. Rows
+that hold parts of models form groups of their own, one width at a time: their smaller network is a
+family too, made when a round first needs it (parts.py). The engine decides who is in a group with
+whom; a back end trains it (backends/). Rows that no back end can train go to the sequential engine.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rota import rng
 from rota.arrays import Array
 from rota.channel import carry
-from rota.engine import backends
+from rota.engine import backends, parts
 from rota.engine.backends import Backend
 from rota.engine.bounds import strays
 from rota.engine.examples import Examples, join, upload
@@ -40,8 +43,8 @@ from rota.engine.steps import Steps
 from rota.engine.trace import UNKNOWN
 from rota.engine.trials import ignores_padding, suits
 from rota.errors import not_a_clients
-from rota.plan import Chunk, Job, Model, Seen, Task
-from rota.weights import Weights
+from rota.plan import Chunk, Job, Model, Seen, SubModel, Task
+from rota.weights import Weights, load
 from rota.world.devices import Profile
 
 if TYPE_CHECKING:
@@ -58,14 +61,26 @@ SAMPLE = 1024
 class Family:
     """Tasks whose rows can train in one group, their examples, and what trains them."""
 
+    name: str
     tasks: list[int]
     steps: Steps
     examples: Examples
     backend: Backend
+    width: int
+    """The width of the widest mini-batches, on which the step was tried."""
     least: int
     """The smallest mini-batch that the network trains on."""
-    lone: Array
-    """Owners whose rows must not be in a group: their data leave the model's tables (bounds.py)."""
+    flops: float
+    """Of a step, per example."""
+    strays: Array
+    """Owners whose data leave the model's tables (bounds.py)."""
+    smaller: dict[tuple[bool, parts.Shape], Family | None] = field(default_factory=dict)
+    """The families of smaller networks, by shape; None where no back end can train it."""
+
+    @property
+    def lone(self) -> Array:
+        """Owners whose rows must not be in a group."""
+        return np.zeros_like(self.strays) if self.backend.checks else self.strays
 
 
 def signature(task: Task, apart: bool) -> tuple[object, ...]:
@@ -115,48 +130,64 @@ class Batched:
         found = []
         for tasks, examples in joined:
             name = self.tasks[tasks[0]].name or self.tasks[tasks[0]].data.name
-            try:
-                with warnings.catch_warnings():  # torch's own warnings, about what is tried here
-                    warnings.simplefilter("ignore")
-                    found.append(self._family(name, tasks, examples))
-            except Exception as error:  # a user's module may do anything; alone it trains
-                known = isinstance(error, Unbatchable)
-                if not known and not_a_clients(error):
-                    raise
-                logger.warning(
-                    "task '%s' runs on the sequential engine, one client at a time: its model %s",
-                    name,
-                    error if known else UNKNOWN,
-                )
-                logger.debug("why it cannot be stacked:", exc_info=error)
+            family = self._tried(f"task '{name}'", partial(self._family, name, tasks, examples))
+            found += [family] if family else []
         return found
+
+    def _tried(self, name: str, make: Callable[[], Family]) -> Family | None:
+        """A family, or None where no back end can train it; then a line says why."""
+        try:
+            with warnings.catch_warnings():  # torch's own warnings, about what is tried here
+                warnings.simplefilter("ignore")
+                return make()
+        except Exception as error:  # a user's module may do anything; alone it trains
+            known = isinstance(error, Unbatchable)
+            if not known and not_a_clients(error):
+                raise
+            logger.warning(
+                "%s runs on the sequential engine, one client at a time: its model %s",
+                name,
+                error if known else UNKNOWN,
+            )
+            logger.debug("why it cannot be stacked:", exc_info=error)
+            return None
 
     def _family(self, name: str, tasks: list[int], examples: Examples) -> Family:
         """Trace and try the step of some tasks; raises an exception if that fails."""
-        task, module = self.tasks[tasks[0]], self.plain.modules[tasks[0]]
+        task, net = self.tasks[tasks[0]], self.plain.nets[tasks[0]]
         x, y, sizes = examples.x, examples.y, np.diff(examples.offsets)
         if x.device.type != self.device.type:  # the data do not fit: a few will do to trace with
             x, y = x[:SAMPLE].to(self.device), y[:SAMPLE].to(self.device)
-        steps = Steps(task, module, x, y, self.autocast)
+        steps = Steps(task, net.module, x, y, self.autocast)
         suits(steps)
         width = int(widths(task, sizes, *backends.widths(self.device)).max())
-        lone = strays(steps.of_one(width), examples.x, examples.y, examples.offsets, width)
-        if lone.any():
-            sound = np.flatnonzero(np.repeat(~lone, sizes))
+        wrong = strays(steps.of_one(width), examples.x, examples.y, examples.offsets, width)
+        if wrong.any():
+            sound = np.flatnonzero(np.repeat(~wrong, sizes))
             steps.keep_to(sound[sound < len(x)])
         ignores_padding(steps, width)
         backend = backends.choose(steps, examples, width, self.workers)
-        if backend.checks:
-            lone[:] = False
-        elif lone.any():
+        least = self.plain.least[tasks[0]]
+        family = Family(name, tasks, steps, examples, backend, width, least, net.flops, wrong)
+        if family.lone.any():
             logger.warning(
                 "task '%s': %d of %d clients hold a token or a label outside of the model's "
                 "tables; each of them trains by itself",
                 name,
-                lone.sum(),
-                len(lone),
+                wrong.sum(),
+                len(wrong),
             )
-        return Family(tasks, steps, examples, backend, self.plain.least[tasks[0]], lone)
+        return family
+
+    def _smaller(self, family: Family, part: SubModel, scaled: bool) -> Family:
+        """The family of a part's network: the same tasks and examples, and a step of its own."""
+        t, whole = family.tasks[0], family.steps
+        net = self.plain.nets[t].of(part, scaled)
+        load(net.module, part.of(self.plain.start[t].weights))  # a diverged model fails the trial
+        steps = Steps(whole.task, net.module, whole.x, whole.y, self.autocast)
+        steps.places = whole.places
+        backend = backends.choose(steps, family.examples, family.width, self.workers)
+        return replace(family, steps=steps, backend=backend, flops=net.flops, smaller={})
 
     def initial(self) -> list[Model]:
         """The models before the first round, one per task."""
@@ -173,18 +204,18 @@ class Batched:
     def train(self, job: Job) -> Iterator[Chunk]:
         """Train the rows of a job. Results are taken in order, and only a few groups wait."""
         groups = [
-            (family, rows, width)
-            for family in self.families
-            for rows, width in self._groups(family, job)
+            (family, some, width)
+            for family, rows in self._sharing(job)
+            for some, width in self._groups(family, job, rows)
         ]
         if sum(len(rows) for _, rows, _ in groups) < len(job.plan):
             grouped = np.concatenate([np.empty(0, np.int64), *(rows for _, rows, _ in groups)])
             yield from self._one_by_one(job, np.setdiff1d(np.arange(len(job.plan)), grouped))
-        waiting: deque[tuple[Array, Callable[[], list[Result]]]] = deque()
+        waiting: deque[tuple[Family, Array, Callable[[], list[Result]]]] = deque()
         failed: list[Array] = []
 
         def finished() -> Iterator[Chunk]:
-            rows, results = waiting.popleft()
+            family, rows, results = waiting.popleft()
             try:
                 found = results()
             except Exception as error:  # a user's module may raise anything over one client's data
@@ -194,11 +225,11 @@ class Batched:
                 failed.append(rows)
                 return
             for result in found:
-                yield from self._chunks(job, result)
+                yield from self._chunks(family, job, result)
 
         for family, rows, width in groups:
             group = self._group(family, job, rows, width)
-            waiting.append((rows, family.backend.start(group, alone=len(groups) == 1)))
+            waiting.append((family, rows, family.backend.start(group, alone=len(groups) == 1)))
             if len(waiting) > 2 * self.workers.number:
                 yield from finished()
         while waiting:
@@ -211,21 +242,32 @@ class Batched:
         for chunk in self.plain.train(job.of(rows)):
             yield replace(chunk, rows=rows[chunk.rows])
 
-    def _groups(self, family: Family, job: Job) -> Iterator[tuple[Array, int]]:
-        """The rows of each group of a family, and the width of its mini-batches.
+    def _sharing(self, job: Job) -> Iterator[tuple[Family, Array]]:
+        """The rows of a job that share a network, and its family."""
+        if job.how == "nested" and job.plan.cut is not None:
+            return  # every mini-batch has a width of its own: the sequential engine does that
+        scaled = job.how == "scaled"
+        for family in self.families:
+            mine = np.flatnonzero(np.isin(job.task, family.tasks))
+            whole, smaller = parts.by_shape(job.plan, mine)
+            yield family, whole
+            for part, rows in smaller[: parts.SHAPES]:
+                name = f"task '{family.name}', width {part.width:.3g},"
+                make = partial(self._tried, name, partial(self._smaller, family, part, scaled))
+                found = parts.recent(family.smaller, (scaled, parts.shape(part)), make)
+                if found:
+                    yield found, rows
+
+    def _groups(self, family: Family, job: Job, rows: Array) -> Iterator[tuple[Array, int]]:
+        """Rows of a family in groups, and the width of each group's mini-batches.
 
         Rows without any step are left out: the sequential engine says why they cannot train.
         """
         task, examples = self.tasks[family.tasks[0]], family.examples
-        rows = np.flatnonzero(np.isin(job.task, family.tasks))
         owners = examples.owners(job.task[rows], job.plan.client[rows])
         sizes = examples.sizes(owners)
         steps = local_steps(task, sizes, family.least)
         able = (steps > 0) & ~family.lone[owners]
-        if job.plan.cut is not None:  # the sequential engine trains parts of models
-            able &= job.plan.cut[rows] == 0
-        if job.how != "plain" and job.plan.cut is not None:  # what only the sequential engine does
-            able &= (job.how == "scaled") & (job.plan.cut[rows] == 0)
         if self.plain.profile.memory is not None:  # the sequential engine says what does not fit
             batch = np.minimum(batch_sizes(task, sizes), sizes).tolist()
             each = zip(rows.tolist(), batch, strict=True)
@@ -240,15 +282,17 @@ class Batched:
 
     def _group(self, family: Family, job: Job, rows: Array, width: int) -> Group:
         """All that a back end needs to train some rows."""
-        task, local, models = self.tasks[family.tasks[0]], job.local, job.plan.model[rows]
+        task, local = self.tasks[family.tasks[0]], job.local
         owners = family.examples.owners(job.task[rows], job.plan.client[rows])
         sizes = family.examples.sizes(owners)
         if local.start is None:
-            present, line = np.unique(models, return_inverse=True)
-            starts = [job.models[m].weights for m in present.tolist()]
+            _, first, line = np.unique(
+                parts.held(job.plan, rows), return_index=True, return_inverse=True
+            )
+            starts = [parts.fetched(job, row) for row in rows[first].tolist()]
             start = Weights(*(torch.stack(side) for side in zip(*starts, strict=True)))
         else:
-            start, line = local.start(rows), np.arange(len(rows))
+            start, line = parts.started(job, rows, local.start), np.arange(len(rows))
         rates = np.array([each.lr_at(job.now) for each in self.tasks])
         return Group(
             width=width,
@@ -265,28 +309,34 @@ class Batched:
             processed=examples_of(task, sizes, family.least),
             rate=rates[job.task[rows]],
             line=line,
-            anchor=None if local.anchor is None else local.anchor(rows),
-            shift=None if local.shift is None else local.shift(rows),
+            anchor=self._vector(job, rows, local.anchor),
+            shift=self._vector(job, rows, local.shift),
         )
 
-    def _chunks(self, job: Job, result: Result) -> Iterator[Chunk]:
-        """A result as chunks, one per model."""
-        models = job.plan.model[result.row]
-        for model in sorted(set(models.tolist())):
-            task, update = job.models[model].task, result.update
-            flops, processed = self.plain.flops[task], result.processed
+    def _vector(
+        self, job: Job, rows: Array, vector: Callable[[Array], Tensor] | None
+    ) -> Tensor | None:
+        """A vector of the rows' local work, as long as what they hold."""
+        return None if vector is None else parts.taken(job.plan, rows, vector(rows))
+
+    def _chunks(self, family: Family, job: Job, result: Result) -> Iterator[Chunk]:
+        """A result as chunks, whose rows hold the same model, or the same part of it."""
+        held = parts.held(job.plan, result.row)
+        for one in sorted(set(held.tolist())):
+            mine = np.flatnonzero(held == one)
+            model = int(job.plan.model[result.row[mine[0]]])
             chunk = Chunk(
                 rows=result.row,
                 model=model,
                 now=job.now,
-                lr=self.tasks[task].lr_at(job.now),
-                update=update,
+                lr=self.tasks[job.models[model].task].lr_at(job.now),
+                update=result.update,
                 buffers=result.buffers,
                 loss=result.loss,
                 steps=result.steps,
-                examples=processed,
+                examples=result.processed,
                 reason=result.reason,
-                measured=None if result.norm is None else (update, result.norm),
-                costs=self.plain.profile.costs(job, result.row, flops, processed),
+                measured=None if result.norm is None else (result.update, result.norm),
+                costs=self.plain.profile.costs(job, result.row, family.flops, result.processed),
             )
-            yield carry(job, self.seed, chunk.of(np.flatnonzero(models == model)))
+            yield carry(job, self.seed, chunk.of(mine))

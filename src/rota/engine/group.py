@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ class Workers:
     threads: ThreadPoolExecutor
     pool: Any
     """The memory of CUDA graphs."""
+    spare: list[Array] = field(default_factory=list)
+    """The memory of earlier results that nobody holds any more, in bytes (on a CPU)."""
 
     @classmethod
     def on(cls, device: torch.device) -> Workers:

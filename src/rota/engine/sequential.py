@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rota import rng, weights
 from rota.arrays import Array
 from rota.channel import carry
-from rota.engine import local
+from rota.engine import local, parts
 from rota.engine.bounds import guarded
 from rota.engine.examples import Pair, upload
 from rota.engine.flops import module_flops, step_flops
@@ -43,11 +43,27 @@ Forward = tuple[Callable[[Tensor], Tensor], float]
 class Net:
     """A task's network, or a smaller one of the same task, and what training it costs."""
 
-    def __init__(self, task: int, module: nn.Module, flops: float) -> None:
-        self.task, self.module, self.flops = task, module, flops
+    def __init__(self, task: int, module: nn.Module, flops: float, x: Tensor) -> None:
+        self.task, self.module, self.flops, self.x = task, module, flops, x
         self.footprint: Footprint | None = None
         integers = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
         self.counters = [(each, each.clone()) for each in integers]
+        self.smaller: dict[tuple[bool, parts.Shape], Net] = {}
+        """The networks of parts that rows have held lately."""
+
+    def of(self, part: SubModel | None, scaled: bool = False) -> Net:
+        """The network itself, or that of a part; parts of one shape share it."""
+        if part is None:
+            return self
+        key = scaled, parts.shape(part)
+        return parts.recent(self.smaller, key, lambda: self._smaller(part, scaled))
+
+    def _smaller(self, part: SubModel, scaled: bool) -> Net:
+        from rota.submodel.cut import build
+
+        flops = module_flops(lambda: build(self.module, part.cut).cpu(), self.x[:1].cpu())
+        small = build(self.module, part.cut)
+        return Net(self.task, scale(small, self.module) if scaled else small, flops, self.x)
 
 
 class Sequential:
@@ -80,8 +96,8 @@ class Sequential:
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
-        self.nets = [Net(t, module, self.flops[t]) for t, module in enumerate(self.modules)]
-        self.smaller: dict[tuple[int, bool, tuple[int, ...]], Net] = {}
+        given = zip(self.modules, self.flops, self.data, strict=True)
+        self.nets = [Net(t, module, cost, x) for t, (module, cost, (x, _)) in enumerate(given)]
         self.scorer = Scorer(tasks, self.modules, self.flops, device)
 
     @classmethod
@@ -126,20 +142,8 @@ class Sequential:
 
     def _net(self, job: Job, row: int) -> Net:
         """The network that a row trains."""
-        task, part = job.models[int(job.plan.model[row])].task, job.plan.held(row)
-        return self.nets[task] if part is None else self._smaller(task, part, job.how == "scaled")
-
-    def _smaller(self, task: int, part: SubModel, scaled: bool = False) -> Net:
-        """The network of a part; parts with equally many units in each layer share it."""
-        key = task, scaled, tuple(len(kept) for kept in part.cut.kept)
-        if key not in self.smaller:
-            from rota.submodel.cut import build
-
-            whole, x = self.modules[task], self.data[task][0]
-            flops = module_flops(lambda: build(whole, part.cut).cpu(), x[:1].cpu())
-            small = build(whole, part.cut)
-            self.smaller[key] = Net(task, scale(small, whole) if scaled else small, flops)
-        return self.smaller[key]
+        net = self.nets[int(job.task[row])]
+        return net.of(job.plan.held(row), job.how == "scaled")
 
     def lack(self, job: Job, row: int, batch: int) -> str:
         """Why a row's training does not fit into its device's memory; empty if it does."""
@@ -165,16 +169,15 @@ class Sequential:
         mine = None if own is None else own.cut
         for part in job.plan.cuts:
             if part.model == model and (own is None or part.width < own.width):
-                small = self._smaller(net.task, part)
+                small = self.nets[net.task].of(part)
                 found.append((Nested(small.module, part.cut, net.module, mine), small.flops))
         return [found[place] for place in draw(key, len(found), steps)]
 
     def _start(self, job: Job, row: int) -> Weights:
         """Where a row begins."""
         if job.local.start is None:
-            weights, part = job.models[int(job.plan.model[row])].weights, job.plan.held(row)
-            return weights if part is None else part.of(weights)
-        params, buffers = job.local.start(np.array([row]))
+            return parts.fetched(job, row)
+        params, buffers = parts.started(job, np.array([row]), job.local.start)
         return Weights(params[0], buffers[0])
 
     def _train_row(
@@ -187,8 +190,12 @@ class Sequential:
         model, module, client = net.task, net.module, int(job.plan.client[row])
         task = self.tasks[model]
         place = np.array([row])
-        anchor = job.local.anchor(place)[0] if job.local.anchor else start.params
-        shift = job.local.shift(place)[0] if job.local.shift else None
+        anchor: Tensor = start.params
+        shift: Tensor | None = None
+        if job.local.anchor:
+            (anchor,) = parts.taken(job.plan, place, job.local.anchor(place))
+        if job.local.shift:
+            (shift,) = parts.taken(job.plan, place, job.local.shift(place))
         rows = slice(*task.federation.train.offsets[client : client + 2].tolist())
         x, y = (part[rows].to(self.device) for part in self.data[model])
         weights.load(module, start)
@@ -268,8 +275,8 @@ class Sequential:
             except Exception as error:  # as in `train`; one by one, we see which client fails
                 if not_a_clients(error):
                     raise
-                parts = zip(plan.client[rows], places.split(sizes.tolist()), strict=True)
-                loss = np.array([self._mean(task, client, part) for client, part in parts])
+                pieces = zip(plan.client[rows], places.split(sizes.tolist()), strict=True)
+                loss = np.array([self._mean(task, client, piece) for client, piece in pieces])
             seen.loss[rows], seen.examples[rows] = loss, sizes
             costs = self.profile.costs(job, rows, self.flops[task], sizes)
             seen.costs.seconds[rows], seen.costs.computing[rows] = costs.seconds, costs.computing

@@ -95,7 +95,10 @@ class Expecting(Protocol):
 
 @runtime_checkable
 class Correcting(Protocol):
-    """An estimator with a say in local work: where rows start, what pulls or shifts their steps."""
+    """An estimator with a say in local work: where rows start, what pulls or shifts their steps.
+
+    One with `plain_sgd = True` is refused where a task has momentum or another local optimiser.
+    """
 
     @property
     def controls(self) -> int:

@@ -46,6 +46,7 @@ class Scaffold:
     sees: ClassVar[frozenset[str]] = frozenset({"update"})
     costs: ClassVar[str] = "one control per client on the server; twice the bytes"
     controls: ClassVar[int] = 1
+    plain_sgd: ClassVar[bool] = True
 
     def init(self, models: list[Weights], shares: Array) -> Tensors:
         state = memory.init(models, shares, self.memory)

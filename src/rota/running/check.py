@@ -220,7 +220,7 @@ def check_together(experiment: Experiment) -> None:
         task.optimizer == "sgd" and not task.momentum and task.lr_local_decay == 1
         for task in experiment.tasks
     )
-    if isinstance(estimator, Correcting) and not sgd:
+    if getattr(estimator, "plain_sgd", False) and not sgd:
         raise BadInput(
             f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd', momentum to 0 "
             "and lr_local_decay to 1, or use another estimator"

@@ -24,7 +24,7 @@ from rota.engine import where
 from rota.engine.machine import cores
 from rota.errors import BadInput, did_you_mean
 from rota.files import write
-from rota_lab.bench import growth
+from rota_lab.bench import growth, parts
 from rota_lab.bench.environment import Skip
 from rota_lab.bench.floors import Floors, Rates, lowest, measure_rates
 from rota_lab.bench.systems import OWN, PEERS, System, Way, find, run, ways
@@ -32,7 +32,7 @@ from rota_lab.bench.works import WORKS, Size, Work, prepare
 from rota_lab.machine import processor
 
 __all__ = [
-    "GROWTH",
+    "ALONE",
     "PEERS",
     "WORKS",
     "Timings",
@@ -47,9 +47,11 @@ __all__ = [
 PASSES = 2
 MARGIN = 1.5
 """A way that took more than MARGIN times as long as the fastest way is not tried again."""
-GROWTH = (
-    "Seconds per round as clients (to 1,000,000), cohorts, models and networks grow; rota alone"
-)
+ALONE = {
+    "growth": "Seconds per round as clients (to 1,000,000), cohorts, models and networks grow",
+    "parts": "Seconds per round in which a fifth of the clients hold parts of some width",
+}
+"""Works that compare rota with itself."""
 
 Row = dict[str, Any]
 
@@ -92,7 +94,7 @@ class Tally:
 
 def names() -> dict[str, str]:
     """The works, with a sentence on each."""
-    return {**{work.name: work.summary for work in WORKS.values()}, "growth": GROWTH}
+    return {**{work.name: work.summary for work in WORKS.values()}, **ALONE}
 
 
 def chosen(words: str) -> list[System]:
@@ -128,6 +130,8 @@ def bench(
     device = where(device)
     if name == "growth":
         result = Timings(name, growth.measure(device, rounds or 20, say))
+    elif name == "parts":
+        result = Timings(name, parts.measure(device, rounds or 10, say))
     else:
         systems = [*(OWN[1:] if quick else OWN), *peers]
         passes = 1 if quick else PASSES
@@ -260,7 +264,7 @@ def short(value: float) -> str:
 def table(result: Timings) -> list[str]:
     """The result for people: one line per system, and the floors below them."""
     if result.size is None or result.rates is None or result.floors is None:
-        return _growth_table(result)
+        return _parts_table(result) if result.work == "parts" else _growth_table(result)
     size, rates, least = result.size, result.rates, result.floors
     head = f"{'system':16}{'ms/round':>10}{'ratio':>8}{'us/step':>9}{'floor':>7}{'accuracy':>10}"
     lines = [f"{head}  how"]
@@ -297,6 +301,15 @@ def _growth_table(result: Timings) -> list[str]:
         times = f"{seconds:>10}{server * 1e3:11.4g}{row['server_share']:8.1%}"
         lines.append(f"{row['model']:10}{sizes}{times}  {row['sampler']}")
     return [*lines, "", "server: deciding who trains what, and learning from what came back"]
+
+
+def _parts_table(result: Timings) -> list[str]:
+    lines = [f"{'model':10}{'clients':>8}{'parts':>7}{'width':>7}{'ms/round':>10}{'ratio':>8}"]
+    for row in result.rows:
+        sizes = f"{row['model']:10}{row['clients']:8,}{row['share']:7.0%}{row['width']:7.2f}"
+        milliseconds = short(row["seconds_per_round"] * 1e3)
+        lines.append(f"{sizes}{milliseconds:>10}{row['ratio']:8.3f}")
+    return [*lines, "", "ratio: the round's time / that of a round without parts"]
 
 
 def save(result: Timings, path: Path) -> None:

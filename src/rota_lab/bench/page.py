@@ -70,7 +70,8 @@ def page(folder: Path) -> str:
         found = json.loads(path.read_text())
         versions = found["versions"]
         parts.append(f"## {found['work']}, {_where(found)}\n")
-        parts.append("\n".join(_growth(found) if found["work"] == "growth" else _work(found)))
+        lines = {"growth": _growth, "parts": _parts}.get(found["work"], _work)
+        parts.append("\n".join(lines(found)))
         unfinished = "" if found.get("finished", True) else " The run was stopped before its end."
         link = f"[{path.name}]({path.name}), {found['date']}"
         software = f"torch {versions['torch']}, Python {versions['python']}"
@@ -117,6 +118,24 @@ def _growth(found: dict[str, Any]) -> list[str]:
             short(row["seconds_per_round"] * 1e3),
             f"{row['server_seconds_per_round'] * 1e3:.3g}",
             row["sampler"],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _parts(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| network | clients | with parts | width | ms per round | ratio to none |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["results"]:
+        cells = [
+            row["model"],
+            f"{row['clients']:,}",
+            f"{row['share']:.0%}",
+            f"{row['width']:g}",
+            short(row["seconds_per_round"] * 1e3),
+            f"{row['ratio']:.3f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

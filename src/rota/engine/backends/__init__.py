@@ -68,7 +68,7 @@ def choose(steps: Steps, examples: Examples, width: int, workers: Workers) -> Ba
         return Graphs(steps, examples, workers)
     if steps.autocast is None:
         try:
-            made = native.Native(steps)
+            made = native.Native(steps, workers.spare)
             native.verify(made, width)
             return Library(made, workers)
         except Unbatchable:

@@ -65,11 +65,10 @@ class Result:
 class Native:
     """One task's step for rota.c. Raises Unsupported or Unavailable where that cannot be."""
 
-    def __init__(self, steps: Steps) -> None:
-        self.steps = steps
+    def __init__(self, steps: Steps, spare: list[Array] | None = None) -> None:
+        self.steps, self.spare = steps, [] if spare is None else spare
         self.lib = library(steps.dtype)
         self.programs: dict[tuple[int, bool], Program] = {}
-        self.spare: list[Array] = []
         self.x, self.y = (part.contiguous() for part in (steps.x, steps.y))
         for part in (self.x, self.y):
             if part.dtype not in (steps.dtype, torch.int64):
@@ -142,13 +141,15 @@ class Native:
 
         Fresh memory would cost as much time as a local step.
         """
-        size = rows * columns
-        base = self.spare.pop() if self.spare else np.empty(0)
+        size = rows * columns * self.steps.dtype.itemsize
+        order = sorted(range(len(self.spare)), key=lambda at: len(self.spare[at]))
+        fits = [at for at in order if len(self.spare[at]) >= size]
+        base = self.spare.pop([*fits, *order[-1:]][0]) if order else np.empty(0, np.uint8)
         if len(base) < size:
-            base = torch.empty(size, dtype=self.steps.dtype).numpy()
+            base = torch.empty(size, dtype=torch.uint8).numpy()
         part = base[:size]
         weakref.finalize(part, self.spare.append, base).atexit = False  # the tensor holds `part`
-        return torch.from_numpy(part).view(rows, columns)
+        return torch.from_numpy(part).view(self.steps.dtype).view(rows, columns)
 
     def start(
         self,

@@ -1,5 +1,8 @@
 /* Matrix products with small sides, for any strides of A and B, on one core. */
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #else
@@ -28,6 +31,41 @@ static inline void store_some(R *p, V v, int64_t n) {
   }
   for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
+
+/* The same where it matters: lane by lane this would take longer than the arithmetic. */
+#if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
+static inline V load_masked(const R *p, int64_t n) {
+  if (n >= LANES) return load(p);
+  if (sizeof(R) == 4) return (V)_mm512_maskz_loadu_ps((__mmask16)((1 << n) - 1), p);
+  return (V)_mm512_maskz_loadu_pd((__mmask8)((1 << n) - 1), p);
+}
+
+static inline void store_masked(R *p, V v, int64_t n) {
+  if (n >= LANES) store(p, v);
+  else if (sizeof(R) == 4) _mm512_mask_storeu_ps(p, (__mmask16)((1 << n) - 1), (__m512)v);
+  else _mm512_mask_storeu_pd(p, (__mmask8)((1 << n) - 1), (__m512d)v);
+}
+#elif defined(__AVX__) && !defined(__SANITIZE_ADDRESS__)
+static inline __m256i first_lanes(int64_t n) {
+  static const int32_t bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256((const __m256i *)(bits + 8 - n * (int64_t)sizeof(R) / 4));
+}
+
+static inline V load_masked(const R *p, int64_t n) {
+  if (n >= LANES) return load(p);
+  if (sizeof(R) == 4) return (V)_mm256_maskload_ps((const float *)p, first_lanes(n));
+  return (V)_mm256_maskload_pd((const double *)p, first_lanes(n));
+}
+
+static inline void store_masked(R *p, V v, int64_t n) {
+  if (n >= LANES) store(p, v);
+  else if (sizeof(R) == 4) _mm256_maskstore_ps((float *)p, first_lanes(n), (__m256)v);
+  else _mm256_maskstore_pd((double *)p, first_lanes(n), (__m256d)v);
+}
+#else
+#define load_masked load_some
+#define store_masked store_some
+#endif
 
 /* a where m is true, else b. */
 static inline V choose(Mask m, V a, V b) { return (V)((m & (Mask)a) | (~m & (Mask)b)); }
@@ -66,8 +104,8 @@ INLINE add_products(int m, int two, int full, int64_t some, int64_t k, const R *
                     int64_t a_k, const R *b, int64_t b_k, V *left, V *right) {
   for (int64_t j = 0; j < k; j++) {
     const R *row = b + j * b_k;
-    V p = two || full ? load(row) : load_some(row, some), q = p;
-    if (two) q = full ? load(row + LANES) : load_some(row + LANES, some);
+    V p = two || full ? load(row) : load_masked(row, some), q = p;
+    if (two) q = full ? load(row + LANES) : load_masked(row + LANES, some);
     __builtin_prefetch(row + AHEAD * b_k);
 #pragma GCC unroll 6
     for (int i = 0; i < m; i++) {
@@ -97,12 +135,12 @@ INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t
     R *out = c + i * c_m;
     int64_t first = two ? LANES : some;
     V v = sign * left[i];
-    if (keep) v += load_some(out, first);
-    store_some(out, v, first);
+    if (keep) v += load_masked(out, first);
+    store_masked(out, v, first);
     if (two) {
       v = sign * right[i];
-      if (keep) v += load_some(out + LANES, some);
-      store_some(out + LANES, v, some);
+      if (keep) v += load_masked(out + LANES, some);
+      store_masked(out + LANES, v, some);
     }
   }
 }
