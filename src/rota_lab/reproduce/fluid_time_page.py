@@ -48,8 +48,8 @@ METHODS = """\
 - **Static straggler**: the first choice, for the whole run."""
 S3 = {
     "changing": """\
-S3, with changing conditions: FLuID takes 18 to 26 % less time than the baseline, and 14 to 18 % less
-than with a static straggler.""",
+S3, in changing conditions: FLuID takes 18 to 26 % less time than the baseline, and 14 to 18 % less
+than a static straggler.""",
     "stable": """\
 S3, in stable conditions: the straggler is 10 to 32 % above the target without FLuID, and within
 10 % of it with FLuID.""",
