@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 TITLES = {
     "baseline": "Baseline",
     "fluid": "FLuID",
-    "several": "FLuID, up to two stragglers",
+    "several": "FLuID, up to two",
     "exact": "FLuID, exact widths",
     "static": "Static straggler",
 }
@@ -43,7 +43,7 @@ METHODS = """\
 - **Baseline**: everybody trains whole models.
 - **FLuID**: the slowest of the five phones trains a part of one of S3's widths; widths are chosen
   anew in every round.
-- **FLuID, up to two stragglers**: as FLuID, with up to two of the five.
+- **FLuID, up to two**: as FLuID, with up to two stragglers of the five phones.
 - **FLuID, exact widths**: as FLuID, with any width instead of the nearest of S3's.
 - **Static straggler**: the first choice, for the whole run."""
 S3 = {
