@@ -258,15 +258,16 @@ def test_a_comparison_is_a_folder_of_runs(finished: tuple[Path, str]) -> None:
     folder, out = finished
     names = ["fedavg-seed0", "fedavg-seed1", "unbiased-seed0", "unbiased-seed1"]
     assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "report.html"])
-    *table, report = out.splitlines()
+    *table, paired, report = out.splitlines()
     assert report == f"report: {folder / 'report.html'}"
+    final = {name: lines(folder / name)[-1]["accuracy"] for name in names}
+    off = [100 * (final[f"unbiased-seed{s}"] - final[f"fedavg-seed{s}"]) for s in (0, 1)]
+    both = ", ".join(f"{each:+.1f}" for each in off)
+    assert paired == f"unbiased minus fedavg, paired by seed: {both} points"
     for name, line in zip(("fedavg", "unbiased"), table, strict=True):
         last = [lines(folder / f"{name}-seed{seed}")[-1] for seed in (0, 1)]
         accuracy, loss = ([float(each[key]) for each in last] for key in ("accuracy", "loss"))
-        half = (
-            100 * 12.7062 * abs(accuracy[0] - accuracy[1]) / 2
-        )  # Student's t, one degree of freedom
-        percent = f"{50 * sum(accuracy):.1f}{f' ± {half:.1f}' if half else ''} %"
+        percent = ", ".join(dict.fromkeys(f"{100 * each:.1f} %" for each in accuracy))
         assert (
             line
             == f"{f'{name} (2 seeds)':18}  accuracy {percent}  loss {sum(loss) / 2:.4f}  2 rounds"
@@ -338,9 +339,9 @@ def test_seeds_of_several_models_are_one_row() -> None:
     head, row, _, aim, hits, _, _, cost = summary.table(
         [ended(0, 0.4, [3, 5]), ended(1, 0.5, [4, None])]
     )
-    assert re.split(r"\s{2,}", row) == ["x (2 seeds)", *["45.0 ± 63.5 %"] * 4, "0.0 %", "10.5"]
+    assert re.split(r"\s{2,}", row) == ["x (2 seeds)", *["40.0 %, 50.0 %"] * 4, "0.0 %", "10.5"]
     assert re.split(r"\s{2,}", aim) == ["rounds to target", "a", "b"]
-    assert re.split(r"\s{2,}", hits) == ["x (2 seeds)", "3.5 ± 6.4", "5 (1 of 2)"]
+    assert re.split(r"\s{2,}", hits) == ["x (2 seeds)", "3, 4", "5 (1 of 2)"]
     assert summary.table([ended(0, 0.4, [3, None])])[4].split() == ["x-seed0", "3", "-"]
     assert re.split(r"\s{2,}", cost) == [
         "x (2 seeds)",

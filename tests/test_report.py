@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import scipy.stats
 import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
@@ -386,6 +387,7 @@ def test_numbers_for_people(text: str, form: numbers.Format, value: float) -> No
         ),  # t = 4.303 for two degrees of freedom, over the root of 3
         ("2.0 ± 2.5 MB", numbers.size, [1e6, 2e6, 3e6]),
         ("4.0 min", numbers.duration, [240.0, 240.01]),
+        ("40.0 %, 60.0 %", numbers.percent, [0.4, None, 0.6]),
         ("4.0 ± 2.5 min", numbers.duration, [180.0, 240.0, 300.0]),
         ("30.0 ± 2.5", numbers.count, [29, 30, 31]),
     ],
@@ -394,6 +396,20 @@ def test_mean_and_half_width(text: str, form: numbers.Format, values: list[float
     assert numbers.mean(values, form).replace(numbers.SPACE, " ") == text.replace(
         "4.0 min", "4 min"
     )
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """Against scipy's paired t-test; fewer than three are shown themselves."""
+    generator = np.random.default_rng(0)
+    first = dict(enumerate(generator.random(7).tolist()))
+    second = {seed: value + generator.normal(0.1, 0.05) for seed, value in first.items()}
+    test = scipy.stats.ttest_rel([*second.values()], [*first.values()])
+    low, high = test.confidence_interval(0.95)
+    middle = np.mean([second[seed] - first[seed] for seed in first])
+    said = numbers.paired(first, second, share=True).replace(numbers.SPACE, " ")
+    assert said == f"{100 * middle:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+    assert numbers.paired({1: 0.5, 2: 3.0, 9: 1.0}, {2: 1.0, 1: 1.0}, False) == "+0.5000, -2.0000"
+    assert numbers.paired({1: 0.5}, {2: 0.5}, True) == ""
 
 
 @given(st.floats(0, 1e9))

@@ -56,17 +56,38 @@ def table(results: list[Summary]) -> list[str]:
     settings = [list(runs) for _, runs in by_setting]
     models = list(dict.fromkeys(name for result in results for name in result["models"]))
     if len(models) == 1:
-        return [*_one_model(settings), *_wrong(settings)]
-    tables = [
-        _accuracies(settings, models),
-        _rounds_to_target(settings, models),
-        _costs(settings),
-        _wrong(settings),
+        lines = _one_model(settings)
+    else:
+        tables = [
+            _accuracies(settings, models),
+            _rounds_to_target(settings, models),
+            _costs(settings),
+        ]
+        lines = [line for each in tables if each for line in ["", *each]][1:]
+    said = [*_paired(settings), *_wrong(settings)]
+    if any("±" in line for line in lines):
+        said.insert(0, "± is half the 95 % interval of the mean over the seeds")
+    return [*lines, *([""] if said and len(models) > 1 else []), *said]
+
+
+def _paired(settings: list[Setting]) -> list[str]:
+    """The settings' accuracies minus the first one's, seed by seed."""
+    scores = [
+        {
+            result["run"].rpartition("-seed")[2]: result["accuracy"]
+            for result in runs
+            if result["accuracy"] is not None
+        }
+        for runs in settings
     ]
-    lines: list[str] = []
-    for each in tables:
-        if each:
-            lines += ["", *each] if lines else each
+    share = all(0 <= value <= 1 for each in scores for value in each.values())
+    lines = []
+    for setting, mine in zip(settings[1:], scores[1:], strict=True):
+        if len(scores[0].keys() & mine) < 2:
+            continue
+        names = [_without_seed(some[0]["run"]) for some in (setting, settings[0])]
+        said = numbers.paired(scores[0], mine, share).replace(numbers.SPACE, " ")
+        lines.append(f"{names[0]} minus {names[1]}, paired by seed: {said}")
     return lines
 
 

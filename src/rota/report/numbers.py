@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -75,11 +76,14 @@ def half_width(values: Sequence[float]) -> float | None:
 def mean(values: Sequence[float | None], form: Format) -> str:
     """The mean of the known values.
 
-    If there are several and they differ, half the 95 % interval follows in the same unit.
+    If there are three or more and they differ, half the 95 % interval follows in the same unit. Two
+    that differ are shown themselves: their interval would say nothing.
     """
     known = [value for value in values if value is not None]
     if not known:
         return NONE
+    if len(known) == 2 and form(known[0]) != form(known[1]):
+        return f"{form(known[0])}, {form(known[1])}"
     middle, half = float(np.mean(known)), half_width(known)
     if form is number:
         return form(middle) + (f"{SPACE}±{SPACE}{half:.2g}" if half else "")
@@ -87,6 +91,21 @@ def mean(values: Sequence[float | None], form: Format) -> str:
     if not half or round(half / step, 1) == 0:
         return form(middle)
     return f"{middle / step:,.1f}{SPACE}±{SPACE}{half / step:,.1f}{SPACE}{unit}".strip()
+
+
+def paired(first: Mapping[Any, float], second: Mapping[Any, float], share: bool) -> str:
+    """The differences `second` - `first` of scores by seed; empty without a common seed.
+
+    Three or more are shown as their mean and its 95 % interval. Shares are in points of 1 %.
+    """
+    times, digits, unit = (100, 1, f"{SPACE}points") if share else (1, 4, "")
+    off = [times * (second[seed] - first[seed]) for seed in first if seed in second]
+    half = half_width(off) if len(off) > 2 else None
+    if half is None:
+        return ", ".join(f"{each:+.{digits}f}" for each in off) + (unit if off else "")
+    middle = float(np.mean(off))
+    low, high = middle - half, middle + half
+    return f"{middle:+.{digits}f}{unit} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 UNITS: dict[Format, Sequence[tuple[float, str]]] = {

@@ -276,7 +276,16 @@ def _runs(groups: list[Group]) -> str:
         return _section("Runs", "", body)
     every = f"<details><summary>Every run ({len(each)})</summary>{tables.runs(each)}</details>"
     note = "± is half the 95 % interval of the mean over seeds (Student’s t)."
-    return _section("Runs", note, body + every)
+    return _section("Runs", note, body + every) + _paired(groups)
+
+
+def _paired(groups: list[Group]) -> str:
+    """The settings' differences from the first one, where they have seeds in common."""
+    note = (
+        f"Final scores minus those of {groups[0].label}, seed by seed. With three seeds or more: "
+        "the mean and its 95 % interval."
+    )
+    return _section("Differences", note, tables.paired(groups))
 
 
 def _configuration(groups: list[Group]) -> str:

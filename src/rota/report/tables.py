@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from html import escape
+from typing import Any
 
 from rota.report import numbers
 from rota.report.charts import models_of
@@ -139,6 +140,32 @@ def _winner(groups: list[Group], column: Column, highest: bool) -> tuple[str, st
 def _full(groups: list[Group], cell: Cell) -> list[Group]:
     """The settings that have a number for all seeds."""
     return [group for group in groups if len(_known(group.runs, cell)) == len(group.runs)]
+
+
+def paired(groups: list[Group]) -> str:
+    """Each setting's final scores minus the first one's, by seed; empty without common seeds."""
+    if len(groups) < 2:
+        return ""
+    runs = _all(groups)
+    columns = accuracies(runs)[:1]
+    if not columns:
+        columns = [(m, _accuracy_of(m), _form(runs, m)) for m in models_of(groups)]
+
+    def by_seed(group: Group, cell: Cell) -> dict[Any, float]:
+        found = {run.config.get("seed"): cell(run) for run in group.runs}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    rows = []
+    for group in groups[1:]:
+        common = len(by_seed(group, columns[0][1]).keys() & by_seed(groups[0], columns[0][1]))
+        if common < 2:
+            continue
+        told = [
+            numbers.paired(by_seed(groups[0], cell), by_seed(group, cell), form is numbers.percent)
+            for _, cell, form in columns
+        ]
+        rows.append([group.label, f"{common}", *told])
+    return table(["Setting", "Seeds", *_names(columns)], rows) if rows else ""
 
 
 def runs(groups: list[Group], paid: bool = True) -> str:
