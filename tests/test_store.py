@@ -34,6 +34,7 @@ import rota
 from rota import loop, recipe, rng, weights
 from rota.admission import Admission
 from rota.arrays import Array
+from rota.channel import TopK
 from rota.data import describe as describing
 from rota.data.federation import Federation
 from rota.engine import ENGINES, Score, Sequential
@@ -920,6 +921,7 @@ KINDS_OF_CHANGE: dict[str, tuple[dict[str, Any], str]] = {
     "capacity": ({"capacity": Fixed()}, 'capacity.name was "whole" and is now "fixed"'),
     "submodel": ({"submodel": Ordered()}, 'submodel.name was "invariant" and is now "ordered"'),
     "grouping": ({"grouping": Ifca()}, 'grouping.name was "one" and is now "ifca"'),
+    "channel": ({"channel": TopK()}, 'channel.name was "none" and is now "top-k"'),
     "admission": ({"admission": Admission(9.0)}, "admission.times was not set and is now 9.0"),
     "task": (
         {"tasks": [make().tasks[0], replace(make().tasks[1], lr=0.7)]},
