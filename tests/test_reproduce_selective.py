@@ -15,6 +15,14 @@ from rota.data.federation import Examples
 from rota_lab.reproduce import run, write_page
 from rota_lab.reproduce.selective import SETTINGS, few, pieces
 from rota_lab.reproduce.selective_page import report
+from rota_lab.reproduce.worst_local_loss import (
+    LEAST,
+    NODES,
+    corrected,
+    federation,
+    played,
+    printed,
+)
 
 
 def numbers(method: str, balance: int, seed: int) -> dict[str, Any]:
@@ -69,3 +77,21 @@ def test_the_short_version_runs(tmp_path: Path) -> None:
     assert len(result.rows) == 2 * 6 * 3
     assert all(result.checks.values())
     assert write_page(result, tmp_path).name == "selective-quick.md"
+
+
+@pytest.mark.parametrize("factor", [1.5, 5.0])
+def test_a_nodes_loss_converges_to_c_times_its_optimum(factor: float) -> None:
+    """The minima are found by hand here, from the nodes' targets."""
+    for delta, expected in (
+        (corrected(factor), factor),
+        (printed(factor), 1 + (1 - 1 / NODES) * (factor - 1)),
+    ):
+        data = federation(delta)
+        centres = data.train.y[::4, :10]
+        best = centres.mean(dim=0)
+        mine = 0.5 * float((best - centres[-1]).square().sum()) + LEAST
+        assert mine / LEAST == pytest.approx(expected)
+        path = played(delta, 60)
+        assert path.ratio[-1] == pytest.approx(expected)
+        assert path.gap[-1] == pytest.approx(0, abs=1e-9)
+        assert path.gap[0] > 0.01

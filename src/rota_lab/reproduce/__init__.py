@@ -30,6 +30,7 @@ from rota_lab.reproduce.mmfl_table1 import mmfl_table1
 from rota_lab.reproduce.result import Result, Row, over_seeds, table, write_page
 from rota_lab.reproduce.selective import estimate as selective_estimate
 from rota_lab.reproduce.selective import selective
+from rota_lab.reproduce.worst_local_loss import worst_local_loss
 
 __all__ = [
     "REPRODUCTIONS",
@@ -58,6 +59,7 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "fluid-linear": fluid_linear,
     "fluid-time": fluid_time,
     "selective": selective,
+    "worst-local-loss": worst_local_loss,
 }
 """Name -> function of `quick`, which asks for a short version that is not at the paper's scale.
 
