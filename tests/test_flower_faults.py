@@ -208,11 +208,15 @@ def test_the_server_is_killed_and_resumed(tmp_path: Path) -> None:
         file.read_bytes() for file in two.iterdir()
     ]
     cohorts = [
-        [json.loads(line)["cohort"] for line in (tmp_path / name / "rounds.jsonl").open()]
+        [json.loads(line)["cohort"] for line in lines_of(tmp_path / name / "rounds.jsonl")]
         for name in ("whole", "broken")
     ]
     assert cohorts[0] == cohorts[1]
     assert len(cohorts[0]) == 60
+
+
+def lines_of(file: Path) -> list[str]:
+    return file.read_text().splitlines()
 
 
 def listening(port: int) -> bool:
@@ -233,6 +237,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(started) >= 4
     shown.send_signal(signal.SIGINT)
     assert shown.wait(60) == 130
+    shown.stderr.close()
     until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started), 20)
     assert not list(tmp_path.iterdir())
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.flower.letter import VERSION, Letter, LinkLost, Lost, Wire
+from rota.flower.letter import VERSION, Letter, LinkCut, LinkLost, Lost, Wire
 
 PAUSE = 0.02
 """Seconds between two looks for replies."""
@@ -194,8 +194,11 @@ class Fleet:
             self.look()
             pause = time.monotonic() + LOOK / 4
             while self.queries and time.monotonic() < pause:
-                for _ in self._replies({}):
-                    pass
+                try:
+                    for _ in self._replies({}):
+                        pass
+                except LinkCut:
+                    self.queries.clear()
                 time.sleep(PAUSE)
             if wanted():
                 return True
@@ -246,6 +249,12 @@ class Fleet:
                     for ask in [ask for ask in lost if self.away(ask.node)]:
                         lost.remove(ask)
                         yield self._end(ask, "its node went offline")
+            except LinkCut:  # a reply to the first question counts as late
+                for key, ask in waiting.items():
+                    self.late[key] = now, ask.sent, time.monotonic() + 2 * limit
+                todo += waiting.values()
+                waiting = {}
+                self.queries.clear()
             except LinkLost:
                 todo = deque(self._again([*waiting.values(), *lost, *todo]))
                 waiting, lost, end = {}, [], time.monotonic() + limit

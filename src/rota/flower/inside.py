@@ -120,6 +120,8 @@ class Session:
         self, address: str, root: bytes | None, secret: bytes | None, patience: float
     ) -> None:
         self.address, self.root, self.secret, self.patience = address, root, secret, patience
+        self.cut = False
+        """Whether the SuperLink was away since this was last set."""
         version, plain = RuntimeVersionHttpInterceptor, root is None
         self.control = ControlHttpClient.from_server_address(
             address, plain, root, interceptors=[version(component_name="cli")]
@@ -168,7 +170,8 @@ class Session:
         while True:
             try:
                 return method(request)
-            except httpx.TransportError:
+            except httpx.TransportError as error:
+                self.cut = self.cut or isinstance(error, httpx.ConnectError)
                 if time.monotonic() > end:
                     raise
             except httpx.HTTPStatusError as error:

@@ -29,6 +29,10 @@ class LinkLost(Exception):
     """The SuperLink does not know our run any more, because it was restarted."""
 
 
+class LinkCut(Exception):
+    """The SuperLink was away for a moment: letters on their way may be lost."""
+
+
 class Lost(str):
     """Why there is no reply, where the node has lost the letter and may be asked again."""
 
@@ -79,7 +83,10 @@ class Wire(Protocol):
         """Send letters that live for some seconds, and return a key for each one's reply."""
 
     def replies(self, keys: list[str]) -> Iterator[tuple[str, Letter | str]]:
-        """The replies that have come, or why there is none. LinkLost: none will come."""
+        """The replies that have come, or why there is none.
+
+        LinkLost: no reply will come. LinkCut: some may not come.
+        """
 
     def renew(self) -> None:
         """Begin again after LinkLost."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from rota.flower import inside
-from rota.flower.letter import Letter, LinkLost
+from rota.flower.letter import Letter, LinkCut, LinkLost
 from rota.flower.records import read
 from rota.flower.superlink import Door
 
@@ -39,6 +39,9 @@ class Link:
     def replies(self, keys: list[str]) -> Iterator[tuple[str, Letter | str]]:
         for key, message in self.session.replies(keys):
             yield key, message if isinstance(message, str) else read(message)
+        if self.session.cut:
+            self.session.cut = False
+            raise LinkCut
 
     def renew(self) -> None:
         logging.getLogger("rota").warning("the SuperLink was restarted: a new run begins on it")
