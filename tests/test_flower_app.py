@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +160,75 @@ def test_a_strategy_of_all_nodes_is_fedavg() -> None:
     assert new is not None
     expected = 7 + sum(node * size for node, size in SIZES.items()) / sum(SIZES.values())
     np.testing.assert_allclose(new.to_numpy_ndarrays()[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["client", "server"])
+def test_flower_finds_the_apps(name: str) -> None:
+    from flwr.supercore.object_ref import validate
+
+    assert validate(f"rota.flower.app:{name}") == (True, None)
+
+
+PROJECT = """
+[project]
+name = "with-rota"
+version = "1.0.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "me"
+[tool.flwr.app.components]
+serverapp = "rota.flower.app:server"
+clientapp = "rota.flower.app:client"
+[tool.flwr.app.config]
+"""
+
+
+@pytest.mark.faults
+def test_flwr_run_on_stock_supernodes(tmp_path: Path) -> None:
+    """Processes of Flower's own alone."""
+    from rota.flower import superlink
+    from rota_lab.fleet import process
+
+    superlink.quiet()
+    data, port = federation([9, 12, 20, 31]), superlink.free_port()
+    folders = dealt(Experiment([Task(linear, data, name="a")]), tmp_path / "nodes", 2)
+    (tmp_path / "test").mkdir()
+    np.savez(tmp_path / "test" / "test.npz", x=data.test.x.numpy(), y=data.test.y.numpy())
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
+    recipe.write_text(
+        "rounds = 2\nsampler = 'full'\n[[task]]\n"
+        f"data = {{ name = 'folder', path = '{tmp_path / 'test'}' }}\nmodel = 'logistic'\n"
+    )
+    app, home = tmp_path / "app", tmp_path / "home"
+    app.mkdir()
+    home.mkdir()
+    config = f'recipe = "{recipe}"\nout = "{out}"\nclients = 4\n'
+    (app / "pyproject.toml").write_text(PROJECT + config)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
+        "insecure = true\n"
+    )
+    environment = {**os.environ, "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    common = ["--insecure", "--disable-runtime-dependency-installation"]
+    with ExitStack() as stack:
+        words = ["flower-superlink", *common, "--port", str(port)]
+        stack.enter_context(process(words, environment, tmp_path / "link.log"))
+        while not superlink.answers("127.0.0.1", port):
+            time.sleep(0.1)
+        for folder in folders:
+            words = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}"]
+            words += ["--host", "127.0.0.1", "--port", str(superlink.free_port())]
+            words += ["--node-config", f'data="{folder}"']
+            stack.enter_context(process(words, environment, folder.with_suffix(".log")))
+        words = ["flwr", "run", str(app), "here", "--format", "json"]
+        started = subprocess.run(
+            words, env=environment, capture_output=True, text=True, check=False
+        )
+        assert '"run-id"' in started.stdout, started.stdout + started.stderr
+        end = time.monotonic() + 240
+        while not (out / "summary.json").exists():
+            assert time.monotonic() < end, (tmp_path / "link.log").read_text()[-3000:]
+            time.sleep(0.5)
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 2
+    assert '"failures": []' in (out / "rounds.jsonl").read_text().splitlines()[-1]

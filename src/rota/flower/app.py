@@ -23,7 +23,8 @@ from flwr.serverapp import Grid, ServerApp
 from rota.flower.letter import Letter, Refused
 from rota.flower.records import from_message, read, refusal, to_records
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 
 class GridWire:
