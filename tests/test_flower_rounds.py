@@ -1,0 +1,168 @@
+"""Rounds of a fleet that end: deadlines, k of n, late replies; and the limits of owners."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import federation, linear
+from fleets import posted
+
+from rota import loop
+from rota.errors import BadInput
+from rota.experiment import Experiment
+from rota.flower.fleet import FIRST, SLACK, Rules
+from rota.flower.letter import Letter, Refused
+from rota.flower.limits import Limits
+from rota.plan import Task
+from rota.sampling import Full
+
+SIZES = [5, 6, 7, 4]
+
+
+def rounds(root: Path, rules: Rules, spoil: Any, number: int) -> tuple[list[dict[int, str]], Any]:
+    """Each round's failures by client, and the engine. Node 0 has clients 0 and 2."""
+    experiment = Experiment(
+        [Task(linear, federation(SIZES), batch=3, name="a")], sampler=Full(), seed=1, rounds=50
+    )
+    engine = posted(experiment, root, 2, rules, spoil)
+    state, found = loop.begin(experiment, engine), []
+    for _ in range(number):
+        state, line = loop.play(experiment, engine, state)
+        found.append({each["client"]: each["reason"] for each in line["failures"]})
+    return found, engine
+
+
+def silent(node: int, reply: Letter) -> Letter | None:
+    return None if node == 0 else reply
+
+
+def test_a_deadline(tmp_path: Path) -> None:
+    (found,), _ = rounds(tmp_path, Rules(deadline=0.3), silent, 1)
+    assert found == dict.fromkeys([0, 2], "no reply within 0.3 seconds")
+
+
+def test_k_of_n(tmp_path: Path) -> None:
+    """A round that has enough rows does not wait for the rest."""
+    (found,), _ = rounds(tmp_path, Rules(deadline=60, enough=0.5), silent, 1)
+    assert found == dict.fromkeys([0, 2], "the round did not wait for it")
+
+
+def test_a_late_reply_is_counted_and_dropped(tmp_path: Path) -> None:
+    kept: list[Letter] = []
+
+    def late(node: int, reply: Letter) -> Letter | None:
+        if node == 0 and not kept:
+            kept.append(reply)
+            return None
+        return reply
+
+    experiment = Experiment(
+        [Task(linear, federation(SIZES), batch=3, name="a")], sampler=Full(), seed=1
+    )
+    engine = posted(experiment, tmp_path, 2, Rules(deadline=0.5), late)
+    state = loop.begin(experiment, engine)
+    state, line = loop.play(experiment, engine, state)
+    assert {each["client"] for each in line["failures"]} == {0, 2}
+    wire: Any = engine.fleet.wire
+    ((key, _),) = engine.fleet.late.items()
+    wire.box[key] = kept[0]
+    state, line = loop.play(experiment, engine, state)
+    assert not line["failures"]
+    assert line["models"]["a"]["trained"] == 4
+    assert engine.fleet.counts["late"] == 1
+    assert not engine.fleet.late
+
+
+def test_a_client_that_keeps_failing_is_put_aside_for_a_while(tmp_path: Path) -> None:
+    def broken(node: int, reply: Letter) -> Letter | str:
+        return "it is broken" if node == 0 else reply
+
+    found, engine = rounds(tmp_path, Rules(strikes=2, rest=2), broken, 6)
+    aside = "put aside until round 4, because it kept failing"
+    reasons = ["it is broken", "it is broken", aside, aside, "it is broken", "it is broken"]
+    assert [each[0] for each in found] == [each[2] for each in found] == reasons
+    assert all(each.keys() == {0, 2} for each in found)
+    assert len(engine.fleet.wire.sent) == 2 + 6 + 4  # queries, the other node, this one
+
+
+def test_one_success_begins_the_count_again(tmp_path: Path) -> None:
+    calls = [0]
+
+    def now_and_then(node: int, reply: Letter) -> Letter | str:
+        calls[0] += node == 0
+        return "it is broken" if node == 0 and calls[0] % 2 else reply
+
+    found, _ = rounds(tmp_path, Rules(strikes=2), now_and_then, 6)
+    assert [bool(each) for each in found] == [True, False] * 3
+
+
+def test_the_deadline_comes_from_what_was_measured() -> None:
+    rules = Rules(patience=3, quantile=1)
+    assert rules.limit([2.0, 4.0]) == 12 + SLACK
+    assert rules.limit([2.0, None]) == FIRST  # somebody's speed is not known yet
+    assert replace(rules, quantile=0.5).limit([1.0, 3.0, 50.0]) == 9 + SLACK
+    assert replace(rules, deadline=7.0).limit([1.0, None]) == 7
+    for wrong in ({"deadline": 0}, {"patience": 0.5}, {"enough": 0}, {"quantile": 1.1}):
+        with pytest.raises(BadInput):
+            replace(rules, **wrong).check()
+
+
+def at(hour: int, day: int = 1) -> datetime.datetime:
+    return datetime.datetime(2030, 1, day, hour, 30)
+
+
+@pytest.mark.parametrize(
+    ("hours", "good", "bad"),
+    [("22-6", (22, 23, 0, 5), (6, 12, 21)), ("9-17", (9, 16), (8, 17, 0)), ("0-24", (0, 23), ())],
+)
+def test_hours(hours: str, good: tuple[int, ...], bad: tuple[int, ...]) -> None:
+    for hour in good:
+        Limits(hours, clock=lambda hour=hour: at(hour)).check("train", 1)  # type: ignore[misc]
+    for hour in bad:
+        limits = Limits(hours, clock=lambda hour=hour: at(hour))  # type: ignore[misc]
+        limits.check("query", 1)
+        with pytest.raises(Refused, match="hours"):
+            limits.check("train", 1)
+    with pytest.raises(BadInput, match="two hours"):
+        Limits("nine to five")
+
+
+def test_bytes_per_day() -> None:
+    today = [1]
+    limits = Limits(bytes=100, clock=lambda: at(12, today[0]))
+    limits.check("train", 60)
+    limits.count(60)
+    with pytest.raises(Refused, match="100 bytes per day"):
+        limits.check("train", 60)
+    today[0] = 2
+    limits.check("train", 60)
+
+
+def test_a_battery(tmp_path: Path) -> None:
+    limits = Limits(battery=50, power=tmp_path)
+    limits.check("train", 1)  # no battery
+    (tmp_path / "BAT0").mkdir()
+    for charge, state in ((80, "Discharging"), (30, "Charging")):
+        (tmp_path / "BAT0" / "capacity").write_text(f"{charge}\n")
+        (tmp_path / "BAT0" / "status").write_text(f"{state}\n")
+        limits.check("train", 1)
+    (tmp_path / "BAT0" / "status").write_text("Discharging\n")
+    with pytest.raises(Refused, match="at 30 %"):
+        limits.check("train", 1)
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    experiment = Experiment(
+        [Task(linear, federation(SIZES), batch=3, name="a")], sampler=Full(), seed=1
+    )
+    engine = posted(experiment, tmp_path)
+    wire: Any = engine.fleet.wire
+    wire.works[1].memory = 100.0
+    _, line = loop.play(experiment, engine, loop.begin(experiment, engine))
+    reasons = {each["client"]: each["reason"] for each in line["failures"]}
+    assert reasons.keys() == {1, 3}
+    assert all("would not fit" in why or "may use" in why for why in reasons.values())
