@@ -57,9 +57,12 @@ def test_values_can_go_together() -> None:
         for method in ("mmfl-gvr_stale-vr", "mmfl-kvib_unbiased")
         for lr in (0.1, 0.2)
     ]
-    methods = [(run["sampler"]["name"], run["estimator"]) for run in runs.values()]
+    configs = [run.config for run in runs.values()]
+    methods = [(config["sampler"]["name"], config["estimator"]) for config in configs]
     assert methods[::2] == [("mmfl-gvr", "stale-vr"), ("mmfl-kvib", "unbiased")]
-    assert runs["mmfl-gvr_stale-vr-0.1-seed0"]["sampler"]["processors"] == "mixed"
+    assert runs["mmfl-gvr_stale-vr-0.1-seed0"].config["sampler"]["processors"] == "mixed"
+    settings = [run.setting for run in runs.values()]
+    assert settings[1] == {"sampler": "mmfl-gvr", "estimator": "stale-vr", "task.lr": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -100,10 +103,14 @@ def test_all_combinations_and_all_with_the_same_seeds() -> None:
     all_of_them = list(itertools.product(("full", "uniform"), (0.1, -0.2), (7, 8)))
     assert list(runs) == [f"{sampler}-{lr}-seed{seed}" for sampler, lr, seed in all_of_them]
     settings = [
-        (run["sampler"]["name"], run["task"][0]["lr"], run["seed"]) for run in runs.values()
+        (config["sampler"]["name"], config["task"][0]["lr"], config["seed"])
+        for config in (run.config for run in runs.values())
     ]
     assert settings == all_of_them
-    assert runs["uniform-0.1-seed7"]["sampler"]["budget"] == 5  # what a value does not change stays
+    assert [run.seed for run in runs.values()] == [seed for _, _, seed in all_of_them]
+    assert (
+        runs["uniform-0.1-seed7"].config["sampler"]["budget"] == 5
+    )  # what a value does not change stays
     assert config["seed"] == 7
 
 

@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,10 @@ from rota.cli.options import (
 from rota.cli.output import Stopped, print_json, print_line
 from rota.cli.report import write_page
 from rota.cli.run import check_folder, train
-from rota.errors import BadInput, at
+from rota.errors import BadInput
+
+if TYPE_CHECKING:
+    from rota.recipe.compare import Variant  # which loads torch
 
 
 def compare(
@@ -76,7 +79,7 @@ def compare(
     runs = comparisons.variants(config, vary, seeds)
     started = {name for name in runs if resume and (out / name / "config.toml").exists()}
     for name, variant in runs.items():
-        check_folder(recipes.resolve(variant), out / name, name in started)
+        check_folder(recipes.resolve(variant.config), out / name, name in started)
     # a comparison that was killed early may have nothing but an empty folder of its first run
     if resume and not any((out / name).is_dir() for name in runs):
         raise BadInput(
@@ -106,26 +109,28 @@ def compare(
 
 
 def _train_all(
-    runs: dict[str, dict[str, Any]], out: Path, how: dict[str, Any], started: set[str]
+    runs: dict[str, Variant], out: Path, how: dict[str, Any], started: set[str]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Train one run after the other: the summaries, and why the runs that got stuck failed."""
+    """The summaries of the runs, and why the runs that got stuck failed."""
     from rota.cli import progress
+    from rota.recipe.compare import play
     from rota.running.summary import Stuck
 
     given = [word for word in sys.argv[1:] if word != "--resume"]
     again = f"rota {shlex.join(given)} --resume"
-    results: list[dict[str, Any]] = []
-    stuck: dict[str, str] = {}
-    for number, (name, variant) in enumerate(runs.items(), start=1):
-        title = f"{name} ({number}/{len(runs)})"
+    names, failed = list(runs), dict[str, str]()
+
+    def one(name: str) -> dict[str, Any]:
+        title = f"{name} ({names.index(name) + 1}/{len(names)})"
         try:
-            with at(f"the run '{name}'"):  # the check saw the data of each setting's first seed
-                summary = train(variant, title, out / name, how, name in started, again)
+            return train(runs[name].config, title, out / name, how, name in started, again)
         except Stopped as end:
-            if not isinstance(end.__cause__, Stuck):
-                raise
-            stuck[name] = str(end)  # the other runs are not affected
-            progress.say(f"rota: {name}: {end}")
-            continue
-        results.append({"run": name, **summary})
-    return results, stuck
+            if isinstance(end.__cause__, Stuck):
+                raise end.__cause__ from None
+            raise
+
+    def stuck(name: str, end: Stuck) -> None:
+        failed[name] = f"the run failed: {end}"
+        progress.say(f"rota: {name}: {failed[name]}")
+
+    return play(names, one, stuck), failed

@@ -6,18 +6,46 @@ import itertools
 import json
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from rota import recipe
-from rota.errors import BadInput
+from rota.errors import BadInput, at
 from rota.hints import convert, shown
 from rota.plan import Task
 from rota.recipe import Config, registry
 from rota.running.check import check
+from rota.running.summary import Stuck, Summary
 
 
-def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
-    """Folder name -> config, for every combination of the varied values and seeds.
+class Variant(NamedTuple):
+    """One run of a comparison: what is varied by key, its seed, and its whole configuration."""
+
+    setting: dict[str, Any]
+    seed: int
+    config: Config
+
+
+def play(
+    names: Sequence[str], train: Callable[[str], Summary], stuck: Callable[[str, Stuck], None]
+) -> list[Summary]:
+    """Train the runs of a comparison, one after the other: the summaries of those that ended.
+
+    `train` makes the run of this name. One that learns nothing any more is left out, and `stuck` is
+    told; the others are not affected.
+    """
+    results: list[Summary] = []
+    for name in names:
+        try:
+            with at(f"the run '{name}'"):  # the check saw the data of each setting's first seed
+                results.append({"run": name, **train(name)})
+        except Stuck as end:
+            stuck(name, end)
+    return results
+
+
+def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Variant]:
+    """Folder name -> what is run there, for every combination of the varied values and seeds.
 
     An item of `vary` is "key=value,value,..." or "key+key=value+value,...". The seeds count up from
     the config's own. They vary fastest, and are the same for all values.
@@ -26,19 +54,19 @@ def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Config]:
         raise BadInput(f"--seeds is {seeds}: it must be at least 1")
     axes = [parse(each) for each in vary]
     _refuse_twice([key for keys, _ in axes for key in keys], seeds)
-    out: dict[str, Config] = {}
+    out: dict[str, Variant] = {}
     for combination in itertools.product(*(values for _, values in axes)):
-        changed, names = config, []
+        changed, names, setting = config, [], dict[str, Any]()
         for (keys, _), values in zip(axes, combination, strict=True):
             for key, value in zip(keys, values, strict=True):
-                changed = recipe.assign(changed, key, value)
+                changed, setting[key] = recipe.assign(changed, key, value), value
             names.append("_".join(map(_slug, values)))
         first = convert("seed", int, changed.get("seed", 0))
         for seed in range(first, first + seeds):
             name = "-".join([*names, f"seed{seed}"])
             if name in out:
                 raise BadInput(f"--vary gives the run '{name}' twice: leave one of the values out")
-            out[name] = {**changed, "seed": seed}
+            out[name] = Variant(setting, seed, {**changed, "seed": seed})
     return out
 
 
@@ -72,15 +100,15 @@ def parse(vary: str) -> tuple[list[str], list[list[Any]]]:
     return keys, [[recipe.value_of(part) for part in each] for each in values]
 
 
-def check_all(runs: dict[str, Config]) -> None:
+def check_all(runs: dict[str, Variant]) -> None:
     """Raise BadInput for the first run that cannot begin or that repeats another one.
 
     Of several seeds only the first is built and checked.
     """
     seen: dict[str, dict[int, str]] = {}
     loaded: tuple[str, list[Task]] = "", []
-    for name, raw in runs.items():
-        config = recipe.resolve(raw)
+    for name, variant in runs.items():
+        config = recipe.resolve(variant.config)
         setting = _text({**config, "seed": 0})
         tasks = _text(config["task"])
         known = seen.setdefault(setting, {})
@@ -108,14 +136,14 @@ def _slug(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "_", shown(value)).strip("_")
 
 
-def made_biased(runs: dict[str, Config]) -> str:
+def made_biased(runs: dict[str, Variant]) -> str:
     """Which unbiased samplers a biased estimator makes biased, in a sentence; empty if none.
 
     With uniform sampling FedAvg's mean is the usual choice, so that is not worth a word.
     """
     found: dict[str, dict[str, None]] = {}
     for variant in runs.values():
-        config = recipe.resolve(variant)
+        config = recipe.resolve(variant.config)
         sampler, estimator = config["sampler"]["name"], config["estimator"]["name"]
         plain = sampler in ("uniform", "full")
         if not plain and _unbiased("samplers", sampler) and not _unbiased("estimators", estimator):
