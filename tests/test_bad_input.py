@@ -67,7 +67,7 @@ MISTAKES = {
         "--vary seed=... and --seeds both set the seeds"
     ),
     "run fedavg-digits --resume": "--resume needs --out",
-    "list modles": "unknown kind 'modles': did you mean 'models'?",
+    "list modles": "unknown kind or name 'modles': did you mean 'models'?",
     "reproduce gdbound": "unknown reproduction 'gdbound': did you mean 'gd-bound'?",
     "report": "missing argument",
     # recipes
@@ -865,7 +865,7 @@ TYPES: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({}, {"target": True}, "target is true, but it takes a number or None"),
     ({}, {"metrics": "regret"}, "metrics is 'regret', but it takes a list, such as ['regret']"),
     ({}, {"metrics": None}, "metrics is None, but it takes a list"),
-    ({}, {"engine": None}, "unknown engine 'None': known: auto, batched, sequential"),
+    ({}, {"engine": None}, "unknown engine 'None': known: auto, batched, flower, sequential"),
 ]
 
 

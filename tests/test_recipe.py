@@ -706,7 +706,7 @@ def means(hint: Any, value: Any) -> bool:
     if kind is Any:
         return True
     if kind is typing.Literal:
-        return type(value) is str and value in inner
+        return any(type(value) is type(choice) and value == choice for choice in inner)
     if kind in (typing.Union, types.UnionType):
         return any(means(part, value) for part in inner)
     if kind is list or inner[1:] == (...,):

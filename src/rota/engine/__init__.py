@@ -83,8 +83,9 @@ def make(
     """
     if name == "auto":
         name = "batched"  # it leaves to the sequential engine what it cannot stack
-    if isinstance(name, str) and name not in ENGINES:
-        raise BadInput(f"unknown engine '{name}': {did_you_mean(name, ['auto', *ENGINES])}")
+    known = name in ENGINES if isinstance(name, str) else hasattr(name, "make")
+    if not known:
+        raise BadInput(f"unknown engine '{name}': {did_you_mean(str(name), ['auto', *ENGINES])}")
     device = where(device)
     if precision not in choices.PRECISIONS:
         hint = did_you_mean(precision, choices.PRECISIONS)
