@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rota.channel import address
 from rota.data.federation import Federation, Part
+from rota.engine import parts
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput
@@ -142,7 +143,7 @@ class Remote:
         shared: dict[tuple[int, int], bytes],
     ) -> Letter:
         """What a node has to know to do these rows."""
-        plan, parts, own = job.plan, dict[str, bytes](), dict[str, Tensor]()
+        plan, sent, own = job.plan, dict[str, bytes](), dict[str, Tensor]()
         used = sorted({int(plan.cut[row]) for row in rows} - {0}) if plan.cut is not None else []
         if job.how == "nested":  # mini-batches train narrower parts, too
             used = list(range(1, len(plan.cuts) + 1))
@@ -153,16 +154,16 @@ class Remote:
             told.append([row, self.ids[int(plan.client[row])], s, place[k]])
             one = np.array([row])
             if job.local.start is not None:
-                params, buffers = job.local.start(one)
+                params, buffers = parts.started(job, one, job.local.start)
                 own[f"start.{row}"], own[f"buffers.{row}"] = params[0], buffers[0]
             else:
                 if (s, k) not in shared:
                     shared[s, k] = _pack(job, s, k)
-                parts[f"model.{s}.{place[k]}"] = shared[s, k]
+                sent[f"model.{s}.{place[k]}"] = shared[s, k]
             for what in ("anchor", "shift"):
                 vectors = getattr(job.local, what)
                 if vectors is not None:
-                    own[f"{what}.{row}"] = vectors(one)[0]
+                    own[f"{what}.{row}"] = parts.taken(plan, one, vectors(one))[0]
         mine = self.fleet.members.get(node, {})
         head = {
             "version": VERSION,
@@ -185,7 +186,7 @@ class Remote:
             "channel": spec.tell_channel(job.channel) if kind == "train" else None,
             **more,
         }
-        return Letter(kind, head, {OWN: pack(own) if own else b"", **parts})
+        return Letter(kind, head, {OWN: pack(own) if own else b"", **sent})
 
     # --- what came back
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.arrays import Array
 from rota.channel import address
 from rota.data.memory import total as all_memory
 from rota.engine.machine import cores
@@ -262,18 +263,28 @@ class Work:
         for params, _ in starts:
             if not torch.isfinite(params).all():
                 raise Refused("the model is not finite")
-        table: dict[str, Any] = {"start": lambda some: _stack([starts[r] for r in some.tolist()])}
+
+        table: dict[str, Any] = {"start": lambda some: _wide(models, plan, some, starts)}
         for what in ("anchor", "shift"):
             names = [f"{what}.{row}" for row in rows]
             if any(name in own for name in names):
-                each = [vector(own, n, s.params) for n, s in zip(names, starts, strict=True)]
-                table[what] = lambda some, each=each: torch.stack([each[r] for r in some.tolist()])
+                given = zip(names, starts, strict=True)
+                each = [Weights(vector(own, n, start.params), start.buffers) for n, start in given]
+                table[what] = lambda some, each=each: _wide(models, plan, some, each).params
         return Local(**table)
 
 
-def _stack(each: list[Weights]) -> Weights:
-    params, buffers = zip(*each, strict=True)
-    return Weights(torch.stack(params), torch.stack(buffers))
+def _wide(models: list[Model], plan: Plan, rows: Array, each: list[Weights]) -> Weights:
+    """The weights of some rows, a line per row; those of parts at their places in the whole."""
+    lines = []
+    for row in rows.tolist():
+        part, whole = plan.held(row), models[int(plan.model[row])].weights
+        params, buffers = each[row]
+        if part is not None:
+            params = torch.zeros_like(whole.params).index_copy_(0, part.places, params)
+            buffers = torch.zeros_like(whole.buffers).index_copy_(0, part.buffer_places, buffers)
+        lines.append((params, buffers))
+    return Weights(*map(torch.stack, zip(*lines, strict=True)))
 
 
 def _plan(
