@@ -208,7 +208,7 @@ def test_rates_are_in_proportion_wherever_they_are_free_to_be(case: Case) -> Non
 def test_rates_against_a_solver(case: Case) -> None:
     """No feasible point that SLSQP finds has less variance.
 
-    The variables are S0's: one column for each processor; or, if distinct, pairs.
+    The variables are MMFL's: one column for each processor; or, if distinct, pairs.
     """
     from scipy.optimize import LinearConstraint, minimize
 
@@ -276,7 +276,7 @@ def test_one_model_is_water_filling(case: Case) -> None:
 
 
 def test_rates_by_hand() -> None:
-    """S0's own numbers: M = (3, 6, 12) and m = 2 give k = 2; and then with B processors."""
+    """MMFL's own numbers: M = (3, 6, 12) and m = 2 give k = 2; and then with B processors."""
     scores = np.array([[1.0, 2.0, 12.0], [2.0, 4.0, 0.0]])
     shares = np.array([[0.2, 0.3, 0.5], [0.5, 0.5, 0.0]])
     rates = assign.by_processor(scores, np.ones(3), 2.0, shares)

@@ -787,7 +787,7 @@ def test_smaller_clients_share_the_batch_size_and_its_halves(
 
 
 def test_padding_is_little_on_power_law_clients() -> None:
-    """S1's Synthetic instance, whose clients have 50 to 5,744 examples, all in one stack."""
+    """K-Vib's Synthetic instance, whose clients have 50 to 5,744 examples, all in one stack."""
     task = Task(rota.models.logistic, rota.data.synthetic_kvib(), lr=0.02, batch=64)
     sizes = task.data.train.sizes
     wide, steps = widths(task, sizes, 1, 1), local_steps(task, sizes, 1)

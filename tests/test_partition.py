@@ -186,7 +186,7 @@ def test_shards(clients: int, per_client: int, extra: int, seed: int) -> None:
 
 
 def test_shards_of_mnist() -> None:
-    """S0 deals 200 shards of 300, 2 per client.
+    """FedAvg's paper deals 200 shards of 300, 2 per client.
 
     If the classes are multiples of 300, each client has 600 examples of at most 2 digits.
     """
@@ -291,7 +291,7 @@ def test_three_way_mix(balanced: float, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_high_low(seed: int) -> None:
-    """S0: the last 12 of 120 clients hold .526 of the data, and each client has 3 of 10 labels."""
+    """MMFL: the last 12 of 120 clients hold .526 of the data; each client has 3 of 10 labels."""
     data = make(np.repeat(np.arange(10), 6000))
     fed = federate("mmfl", data, SMALL, high_low(), classes=10, seed=seed)
     sizes = fed.train.sizes
@@ -335,7 +335,7 @@ def test_high_low_missing() -> None:
 def test_unbalanced(
     version: int, whole: float, small: float, share: float, clients: int | None
 ) -> None:
-    """S1's FEMNIST: 10/20/50 % of the clients hold 82/90/98 % of the data, the others little."""
+    """K-Vib's FEMNIST: 10/20/50 % of the clients hold 82/90/98 % of the data, the others little."""
     base, _ = (natural() if clients is None else iid(clients))(DATA, generator())
     owner, count = unbalanced(version, clients)(DATA, generator())
     assert count == 120

@@ -1,4 +1,4 @@
-"""The faults of S0's published code: each fault, what is run, and what the page says."""
+"""The faults of MMFL's published code: each fault, what is run, and what the page says."""
 
 from __future__ import annotations
 

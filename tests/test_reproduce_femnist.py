@@ -325,7 +325,7 @@ def test_the_verdict() -> None:
 
 def test_no_claim_of_what_cannot_be_compared() -> None:
     assert checks(part("kvib", 0.99, (0,)), part("mabs", 0.9, (0,))) == {}  # one seed says nothing
-    assert checks(part("kvib", 0.99), part("proportional", 0.9)) == {}  # S1 does not claim it
+    assert checks(part("kvib", 0.99), part("proportional", 0.9)) == {}  # it does not claim it
     assert checks(part("kvib", 0.99), part("vrb", 0.9, version=2)) == {}
     claims = checks(part("kvib", 0.99), part("vrb", 0.92))
     assert not any("95%" in claim for claim in claims)  # which Vrb does not reach

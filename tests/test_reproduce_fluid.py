@@ -335,7 +335,7 @@ def test_the_time_of_parts(tmp_path: Path) -> None:
 
 
 def test_phones_take_as_long_as_the_part_computes_and_sends() -> None:
-    """By hand: S3's network at half its width has 104,562 parameters."""
+    """By hand: FLuID's network at half its width has 104,562 parameters."""
     net = fluid_linear.NETS["femnist"]
     bench = fluid_linear.Bench(net, "cpu", "fp32")
     for width, params in ((1.0, 410_022), (0.5, 104_562)):
@@ -372,7 +372,7 @@ def test_the_time_of_rounds(tmp_path: Path) -> None:
     result = run("fluid-time", quick=True, out=tmp_path, device="cpu")
     assert len(result.rows) == len(fluid_time.METHODS)
     assert "nan" not in result.text
-    assert "S3: up to twice as long" in result.text
+    assert "FLuID's paper: up to twice as long" in result.text
 
 
 def test_what_a_run_notes() -> None:

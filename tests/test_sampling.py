@@ -375,7 +375,7 @@ class PlantedPairs(Gvr):
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         plan = super().draw(state, shares, generator)
-        if self.bug == "without B":  # S0's code: share / p of a processor
+        if self.bug == "without B":  # MMFL's code: share / p of a processor
             return replace(plan, weight=plan.weight * state["processors"][plan.client])
         if self.bug == "drawn twice counts once":
             rates = self.rates(state, shares)
@@ -387,7 +387,7 @@ class PlantedPairs(Gvr):
 
 @dataclass(frozen=True)
 class PublishedRandom(Random):
-    """S0's code: every drawn processor weighs share / (C / S), with C = budget / processors."""
+    """MMFL's code: every drawn processor weighs share / (C / S), with C = budget / processors."""
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         plan = super().draw(state, shares, generator)
@@ -480,7 +480,7 @@ def test_sequential_inclusion() -> None:
 
 
 def test_a_fixed_size_beats_coins_where_updates_point_the_same_way() -> None:
-    """S1's Lemma 2 compares bounds; the difference is (N-K) / (K(N-1)) (sum |x|^2 - |D|^2)."""
+    """K-Vib's Lemma 2 compares bounds; the difference is (N-K) / (K(N-1)) (sum |x|^2 - |D|^2)."""
     n, k = 8, 3
     for updates in (np.ones((n, 2)), np.concatenate([np.eye(n), -np.eye(n)])[::2]):
         parts = updates / n

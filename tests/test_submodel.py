@@ -294,7 +294,7 @@ def test_the_votes_are_s3s(by: int) -> None:
 
 
 def voted(seed: int, by: int) -> list[bool]:
-    """S3's rules spelled out for single scalars; some weights, and some updates, are 0."""
+    """FLuID's rules spelled out for single scalars; some weights, and some updates, are 0."""
     generator = np.random.default_rng(seed)
     value = WEIGHTS.params.double().numpy() * (generator.random(len(WEIGHTS.params)) > 0.03)
     model = Model(0, WEIGHTS._replace(params=torch.from_numpy(value).float()))

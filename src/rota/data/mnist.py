@@ -36,7 +36,7 @@ def mnist(
     """MNIST: 60,000 handwritten digits of 28x28 pixels, and 10,000 for testing.
 
     x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless
-    `partition` says otherwise (S0's pathological split is partition.shards).
+    `partition` says otherwise (FedAvg's pathological split is partition.shards).
     """
     return federate(
         "mnist",

@@ -34,7 +34,7 @@ MOST = 2**40
 def iid(clients: int = 100) -> Partition:
     """Shuffle and deal evenly, so that each client's data look like all data.
 
-    McMahan et al. 2017; S0 deals MNIST to 100 clients, 600 images each.
+    McMahan et al. 2017 deal MNIST to 100 clients, 600 images each.
     """
     _check("iid", clients=clients)
 
@@ -48,7 +48,7 @@ def iid(clients: int = 100) -> Partition:
 def shards(clients: int = 100, per_client: int = 2) -> Partition:
     """Sort by label, cut into clients * per_client shards, and deal per_client of them to each.
 
-    McMahan et al. 2017; S0 cuts MNIST into 200 shards of 300. So a client sees few labels. If the
+    McMahan et al. 2017 cut MNIST into 200 shards of 300. So a client sees few labels. If the
     shards do not divide the examples, their sizes differ by one.
     """
     _check("shards", clients=clients, per_client=per_client)
@@ -95,11 +95,12 @@ POOLS = ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9))
 
 
 def three_way(balanced: float = 0.0, clients: int = 9) -> Partition:
-    """Three partitions, each partly random and the rest from labels 0-3, 4-6 or 7-9 (S2, Table I).
+    """Three partitions, each partly random, the rest labels 0-3, 4-6 or 7-9 (Selective FedAvg).
 
-    `balanced` is the random part of each: S2's N as a fraction. The random parts are disjoint. The
-    partitions are equal, and as large as the smallest label pool permits; the other examples are
-    left out. A third of the clients shares each partition equally: of nine, 0-2, 3-5 and 6-8.
+    `balanced` is the random part of each: Selective FedAvg's N as a fraction. The random parts are
+    disjoint. The partitions are equal, and as large as the smallest label pool permits; the other
+    examples are left out. A third of the clients shares each partition equally: of nine, 0-2, 3-5
+    and 6-8.
     """
     _check("three-way", clients=clients)
     _fraction("three-way", "balanced", balanced)
@@ -151,14 +152,14 @@ def high_low(
     labels: float = 0.3,
     missing: float = 0.0,
 ) -> Partition:
-    """Few high-data and many low-data clients, each with 30 % of the labels (S0, several models).
+    """Few high-data and many low-data clients, each with 30 % of the labels (MMFL).
 
     The last `high` of the clients hold high_size examples each, the others low_size (uniform, both
     ends included). They are the same clients for every model, and with the defaults .1 of them hold
     .526 of the data. The clients are dealt to in turn. Each gets int(labels * classes) labels (at
     least one), those with most examples left (ties at random), and its examples are dealt
     cyclically over them, none twice. Each client has no data for this model with probability
-    `missing`; S0's "10 % lack one of S models" is missing = .1 / S for each.
+    `missing`; MMFL's "10 % lack one of S models" is missing = .1 / S for each.
     """
     _check("high-low", clients=clients)
     for name, value in (("high", high), ("labels", labels), ("missing", missing)):
@@ -214,11 +215,11 @@ UNBALANCED = {1: (0.1, 2.5), 2: (0.2, 2.8), 3: (0.5, 2.1)}
 
 
 def unbalanced(version: int = 1, clients: int | None = None) -> Partition:
-    """Most clients cut to 2 or 3 examples: S1's FEMNIST v1, v2 and v3.
+    """Most clients cut to 2 or 3 examples: K-Vib's FEMNIST v1, v2 and v3.
 
     A random .1, .2 or .5 of the natural clients (or of `clients` iid ones, if given) keep all
     examples. Each other client keeps 2 or 3 random ones, 2.5, 2.8 or 2.1 on average. If clients
-    hold about 101 examples, as the writers of FEMNIST digits do, these 10/20/50 % then hold S1's
+    hold about 101 examples, as the writers of FEMNIST digits do, these 10/20/50 % then hold K-Vib's
     82/90/98 % of the data.
     """
     if version not in UNBALANCED:

@@ -93,7 +93,7 @@ def synthetic(
 
 
 def synthetic_kvib() -> Federation:
-    """Synthetic(0, 0) of the K-Vib experiments (S1): 100 clients, 36,068 examples; needs no files.
+    """Synthetic(0, 0) of K-Vib's experiments: 100 clients, 36,068 examples; needs no files.
 
     These are the same numbers as the data published with K-Vib, to the bit: numpy's legacy
     generator and Python's own, both seeded with 4399, in the order in which that set was made.

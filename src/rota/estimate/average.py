@@ -117,7 +117,7 @@ class Unbiased:
 
 @dataclass(frozen=True)
 class FedAvg(Unbiased):
-    """FedAvg: the weighted mean of the updates (S0).
+    """FedAvg: the weighted mean of the updates (McMahan et al. 2017).
 
     With uniform sampling the weights are McMahan's n_i / sum of n_j over the clients that
     succeeded. This is a ratio estimator: the size of the step does not depend on the cohort, at the

@@ -2,13 +2,13 @@
 
     estimate = sum over all of d_i beta_i h_i + sum over the drawn of weight_i (G_i - beta_i h_i)
 
-This is S0's multi-model FL. The first sum is over all clients and does not depend on the draw. So
+This is multi-model FL. The first sum is over all clients and does not depend on the draw. So
 the estimate is unbiased for every beta that does not depend on the draw, if the weights are
 unbiased given the rounds before. (They are, unless clients are reached by a Markov chain.) If only
 k of a model's n rows succeed, the second sum is multiplied by n / k, as with `unbiased`. The
 estimate's variance is that of the differences. Each h is 0 at first, and becomes G when the
 client's row succeeds. Samplers learn from |G - beta h|, which is what is weighed: with the sampler
-mmfl-gvr, FedVARP is S0's GVR*.
+mmfl-gvr, FedVARP is MMFL's GVR*.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StaleSums:
 class FedVarp:
     """FedVARP: weighs differences from each client's last update (Jhunjhunwala et al. 2022).
 
-    beta = 1. With the sampler mmfl-gvr this is S0's MMFL-GVR*. `memory` is where the last updates
+    beta = 1. With the sampler mmfl-gvr this is MMFL-GVR*. `memory` is where the last updates
     are kept, one vector the size of the model per client: on the device, in main memory ("cpu"), or
     in a memory-mapped file in the temporary folder ("disk").
     """
@@ -140,7 +140,7 @@ class FedStale(FedVarp):
 
 @dataclass(frozen=True)
 class StaleVr(FedVarp):
-    """StaleVR: FedVARP with each client's best beta, for which every client trains first (S0).
+    """StaleVR: FedVARP with each client's best beta, for which every client trains first (MMFL).
 
     The best beta, <G, h> / |h|^2, minimises |G - beta h|; it is 0 where nothing is remembered. A
     client that cannot be reached keeps its last beta, clipped to b between 0 and 1: it was fitted
@@ -182,7 +182,7 @@ class StaleVr(FedVarp):
 
 @dataclass(frozen=True)
 class StaleVre(FedVarp):
-    """StaleVRE: StaleVR with a beta that is estimated from drawn clients alone (S0's code).
+    """StaleVRE: StaleVR with a beta that is estimated from drawn clients alone (MMFL's code).
 
     A client's beta falls as fast as it was last seen to fall. When a client's row succeeds, its
     beta becomes `start`. When it succeeds again, after k rounds, its best beta b = <G, h> / |h|^2

@@ -1,4 +1,4 @@
-"""Selective FedAvg (S2): clients whose local models get the same examples right learn together."""
+"""Selective FedAvg: clients whose local models get the same examples right learn together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH = 1000
 
 @dataclass(frozen=True)
 class Selective:
-    """Selective FedAvg: groups of clients whose local models are right on the same examples (S2).
+    """Selective FedAvg: groups of clients whose local models are right on the same examples.
 
     Before the first round every client trains alone, from the initial model, for as long as in
     `alone` rounds, and sends its local model. The server tries the local models on its validation
@@ -38,8 +38,8 @@ class Selective:
     apart best on the odd examples, or one group if none is. A client that comes later is placed by
     its own vector; if it fits no group, a threshold is found and all are grouped anew. With
     `every`, the vectors are taken anew every so many rounds, and all are grouped anew. `compared`
-    is how many clients of a group a newcomer is compared with. S2 asks for all of them; this is the
-    default up to 5,000 clients, and 16 beyond.
+    is how many clients of a group a newcomer is compared with. The paper asks for all of them; this
+    is the default up to 5,000 clients, and 16 beyond.
     """
 
     alone: int = 10

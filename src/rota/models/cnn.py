@@ -13,7 +13,7 @@ from rota.models.parts import head, image, net
 
 
 def cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """CNN (McMahan et al. 2017; S0): two 5x5 convolutions. 1,663,370 parameters on MNIST.
+    """CNN (McMahan et al. 2017): two 5x5 convolutions. 1,663,370 parameters on MNIST.
 
     They have 32 and 64 channels, and there are 512 hidden units. With 62 classes it has 1,690,046
     parameters.
@@ -27,7 +27,7 @@ def leaf_femnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn.
 
 
 def fluid_femnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn.Module:
-    """S3's FEMNIST network: 5x5 convolutions with 16 and 64 channels. 410,022 parameters.
+    """FLuID's FEMNIST network: 5x5 convolutions with 16 and 64 channels. 410,022 parameters.
 
     It has 120 hidden units.
     """
@@ -35,10 +35,10 @@ def fluid_femnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn
 
 
 def kvib_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """S1's FEMNIST network: two 5x5 convolutions without activation. 582,026 parameters.
+    """K-Vib's FEMNIST network: two 5x5 convolutions without activation. 582,026 parameters.
 
-    They have no padding either, and there are 512 hidden units. S1 calls it McMahan's CNN;
-    McMahan's is `cnn`.
+    They have no padding either, and there are 512 hidden units. K-Vib's paper calls it McMahan's
+    CNN; McMahan's is `cnn`.
     """
     return _two_convolutions(
         "kvib_cnn",
@@ -52,10 +52,10 @@ def kvib_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Modu
 
 
 def mmfl_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, width: int = 32) -> nn.Module:
-    """S0's Fashion-MNIST network: 3x3 convolutions without activation. 1,630,090 parameters.
+    """MMFL's Fashion-MNIST network: 3x3 convolutions without activation. 1,630,090 parameters.
 
-    S0 trains it as one of several models. It has 512 linear units. The second convolution has 2 *
-    width channels; width = 64 is the wider network of S0's code (3,291,402 parameters). That code
+    MMFL trains it as one of several models. It has 512 linear units. The second convolution has 2 *
+    width channels; width = 64 is the wider network of MMFL's code (3,291,402 parameters). That code
     ends in ReLU and softmax, and applies softmax again in the loss. rota leaves both out and
     returns logits.
     """
@@ -110,11 +110,11 @@ def _side(size: int, loss: int) -> int:
 
 
 def s2_classic(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """S2's model 2: two 5x5 convolutions, dropout. 21,840 parameters on MNIST.
+    """Selective FedAvg's model 2: two 5x5 convolutions, dropout. 21,840 parameters on MNIST.
 
     They have 10 and 20 channels, and there are 50 hidden units. It is PyTorch's classic MNIST
-    example, so the dropout after the second convolution drops whole channels. S2's "320 and 50
-    hidden neurons" are the inputs of its two linear layers.
+    example, so the dropout after the second convolution drops whole channels. The paper's "320 and
+    50 hidden neurons" are the inputs of its two linear layers.
     """
     colours, height, width = image("s2_classic", shape, least=16)
     return net(
@@ -136,12 +136,12 @@ def s2_classic(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Mo
 def s2_wide(
     shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, extra: bool = False
 ) -> nn.Module:
-    """S2's model 3: three 3x3 convolutions with BatchNorm. 495,370 parameters on MNIST.
+    """Selective FedAvg's model 3: three 3x3 convolutions, BatchNorm. 495,370 parameters on MNIST.
 
-    After them come 6272-64-10 units with BatchNorm and dropout. S2's "three fully connected layers
-    with 6272, 64 and 10 hidden neurons" can also be read as one more hidden layer of 6272 units:
-    that is extra=True, with 39,852,170 parameters. S2 gives no channel counts; 32 and 64 before the
-    128 are rota's choice.
+    After them come 6272-64-10 units with BatchNorm and dropout. The paper's "three fully connected
+    layers with 6272, 64 and 10 hidden neurons" can also be read as one more hidden layer of 6272
+    units: that is extra=True, with 39,852,170 parameters. The paper gives no channel counts; 32 and
+    64 before the 128 are rota's choice.
     """
     colours, height, width = image("s2_wide", shape, least=4)
     layers: dict[str, nn.Module] = {}
@@ -167,7 +167,7 @@ def s2_wide(
 
 
 def vgg9(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
-    """S3's VGG-9: six 3x3 convolutions of 32 to 128 channels. 1,469,994 parameters.
+    """FLuID's VGG-9: six 3x3 convolutions of 32 to 128 channels. 1,469,994 parameters.
 
     Every second convolution is pooled, and there are 512 and 256 hidden units.
     """
@@ -193,7 +193,7 @@ def vgg9(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
 
 
 def mmfl_emnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 47) -> nn.Module:
-    """S0's larger EMNIST network: three 5x5 convolutions, tanh. 456,519 parameters.
+    """MMFL's larger EMNIST network: three 5x5 convolutions, tanh. 456,519 parameters.
 
     They have 16, 24 and 32 channels, and there are 256 and 84 hidden units.
     """

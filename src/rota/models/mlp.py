@@ -10,9 +10,9 @@ from rota.models.parts import head, net
 
 
 def logistic(shape: tuple[int, ...] = (60,), classes: int = 10) -> nn.Module:
-    """Logistic regression: one linear layer on the flattened example (S1 on Synthetic(α, β)).
+    """Logistic regression: one linear layer on the flattened example (K-Vib on Synthetic(α, β)).
 
-    S1's code applies softmax here and once more in its loss. rota returns logits, so the same
+    K-Vib's code applies softmax here and once more in its loss. rota returns logits, so the same
     learning rate makes larger steps here than there.
     """
     return net(flatten=nn.Flatten(), fc=head(prod(shape), classes))
@@ -21,7 +21,7 @@ def logistic(shape: tuple[int, ...] = (60,), classes: int = 10) -> nn.Module:
 def two_nn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
     """2NN: two hidden layers of 200 ReLU units. 199,210 parameters on MNIST.
 
-    McMahan et al. 2017; S0.
+    McMahan et al. 2017.
     """
     return net(
         flatten=nn.Flatten(),
@@ -34,7 +34,7 @@ def two_nn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module
 
 
 def s2_small(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """S2's model 1: one hidden layer of 30 ReLU units. 23,860 parameters on MNIST."""
+    """Selective FedAvg's model 1: one hidden layer of 30 ReLU units. 23,860 parameters on MNIST."""
     return net(
         flatten=nn.Flatten(), fc1=nn.Linear(prod(shape), 30), relu1=nn.ReLU(), fc2=head(30, classes)
     )

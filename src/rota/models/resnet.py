@@ -57,7 +57,7 @@ def resnet18(
 def preact_resnet18(
     shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch-no-stats"
 ) -> nn.Module:
-    """Pre-activation ResNet-18 (He et al. 2016b): S0's CIFAR-10 network. 11,172,170 parameters."""
+    """Pre-activation ResNet-18 (He et al. 2016b), MMFL's for CIFAR-10. 11,172,170 parameters."""
     colours, _, _ = image("preact_resnet18", shape)
     normed = _norm(norm)
     blocks = {f"block{i}": PreactBlock(*sizes, normed) for i, sizes in enumerate(BLOCKS, start=1)}

@@ -12,7 +12,7 @@ from rota.models.parts import head, net
 
 
 def lstm_shakespeare(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
-    """S3's Shakespeare network: one-hot characters, two LSTM layers. 249,936 parameters.
+    """FLuID's Shakespeare network: one-hot characters, two LSTM layers. 249,936 parameters.
 
     The layers have 128 units. The source's Keras network has 248,912 parameters: one bias vector
     per LSTM layer, where PyTorch has two.
@@ -44,7 +44,7 @@ def leaf_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
 
 
 def mmfl_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
-    """S0's Shakespeare network: embedded characters, LSTM layers, dropout. 952,400 parameters.
+    """MMFL's Shakespeare network: embedded characters, LSTM layers, dropout. 952,400 parameters.
 
     Characters have 128 dimensions and the two layers 256 units.
     """

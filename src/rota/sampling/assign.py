@@ -1,10 +1,10 @@
-"""Which model: rates and draws over pairs (model, client) under limits per client (S0 eq. 5).
+"""Which model: rates and draws over pairs (model, client) under limits per client (MMFL, eq. 5).
 
 `rates` [models, clients] are the expected numbers of draws of each pair in a round. They sum to the
 budget. Client i has B_i processors, and there are two schemes:
 
-- S0's: each processor draws a model, or none, by itself. Then sum_s rates <= B_i, and a client may
-  draw one model twice, which then counts twice.
+- MMFL's: each processor draws a model, or none, by itself. Then sum_s rates <= B_i, and a client
+  may draw one model twice, which then counts twice.
 - `distinct`: a client draws up to B_i different models. Then every rate is also at most 1.
 
 Both minimise the sum over pairs of score^2 / rate, which is the estimates' variance up to a
@@ -26,7 +26,7 @@ from rota.plan import Plan
 from rota.sampling.waterfill import waterfill
 
 Processors = int | tuple[int, ...] | Literal["mixed"]
-"""The number of models that a client can train in a round: one for all, one each, or S0's mix."""
+"""The number of models that a client can train in a round: one for all, one each, or MMFL's mix."""
 
 
 def capped(scores: Array, most: Array, budget: float) -> Array:
@@ -61,7 +61,7 @@ def _scaled(scores: Array) -> Array:
 
 
 def by_processor(scores: Array, most: Array, budget: float, shares: Array) -> Array:
-    """S0's rates, with each client as its B_i processors (eq. 5).
+    """MMFL's rates, with each client as its B_i processors (eq. 5).
 
     A client's rates sum to at most most_i. A processor's p are in proportion to its scores / B_i,
     and a client's processors are alike, so R_i = sum_s rates[s, i] minimises
@@ -88,7 +88,7 @@ def distinct(scores: Array, most: Array, budget: float, shares: Array) -> Array:
 
 
 def _alone(scores: Array, most: Array, shares: Array) -> Array:
-    """Each client's own water-filling of most_i over its models (S0 eq. 5 by columns)."""
+    """Each client's own water-filling of most_i over its models (MMFL, eq. 5 by columns)."""
     owns, positive = shares > 0, scores > 0
     number, models = positive.sum(axis=0), len(shares)
     spare = np.maximum(most - number, 0) / np.maximum((owns & ~positive).sum(axis=0), 1)
@@ -181,7 +181,7 @@ def count(processors: Processors, shares: Array) -> Array:
 
 
 def mixed(shares: Array, seed: int | None = None) -> Array:
-    """S0's processors, for a quarter, half and a quarter of the clients.
+    """MMFL's processors, for a quarter, half and a quarter of the clients.
 
     In a round, a quarter of the clients can train one model, half of them half of their models
     (rounded up), and a quarter all of their models. Which client belongs to which part is a

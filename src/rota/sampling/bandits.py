@@ -1,4 +1,4 @@
-"""Samplers that learn from the drawn clients' norms alone; so do kvib.py and osmd.py (S1)."""
+"""Samplers that learn from the drawn clients' norms alone; so do kvib.py and osmd.py (K-Vib)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Vrb(Bandit):
 
     q = (1 - theta) sqrt(omega + gamma) / sum + theta / N, with `budget` draws per round, and
     omega_i += pi_i^2 / q_i for each draw. `theta` defaults to (N / T)^(1/3), where T is the run's
-    number of rounds, or to 0.3 where N > T (S1 App. F). `gamma` defaults to G^2 N / theta if
+    number of rounds, or to 0.3 where N > T (K-Vib, App. F). `gamma` defaults to G^2 N / theta if
     `bound` gives G, a bound on pi, and otherwise to the sum of omega / (t budget) after t rounds.
     """
 
@@ -112,9 +112,9 @@ class Avare(Bandit):
     """Avare: draws by the last known norms, above a falling floor (El Hanchi, Stephens 2020).
 
     In round t, q minimises sum a_i^2 / q_i subject to sum q = 1 and
-    q_i >= (least + (1 - least) / t^decay) / N (S1 Lemma 18), where a_i is share * norm of the
+    q_i >= (least + (1 - least) / t^decay) / N (K-Vib, Lemma 18), where a_i is share * norm of the
     client's last update. So the first round is uniform. Draws are with replacement. This is our
-    reading: S1 App. F has p_min = 1/(5N), C = 1/(1/N - p_min) and delta = 1, and the floor
+    reading: K-Vib, App. F has p_min = 1/(5N), C = 1/(1/N - p_min) and delta = 1, and the floor
     p_min + 1/(C t^delta); no code is public. A client without a known norm counts as much as the
     client with the largest a_i.
     """

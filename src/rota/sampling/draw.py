@@ -2,7 +2,7 @@
 
 Every procedure takes the whole matrix [models, clients]. Its weights satisfy, for every model,
 E[sum of weight * update] = sum of share * update. `variance.py` has the variance of each
-procedure (S1 Lemma 2).
+procedure (K-Vib, Lemma 2).
 """
 
 from __future__ import annotations

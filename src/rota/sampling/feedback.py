@@ -1,4 +1,4 @@
-"""What samplers learn from a round: the scores pi = share * |update| (S1 Algorithm 1)."""
+"""What samplers learn from a round: the scores pi = share * |update| (K-Vib, Algorithm 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K-Vib (S1): follow the regularised leader over scores, and toss one coin per client."""
+"""K-Vib: follow the regularised leader over scores, and toss one coin per client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class KVib(Bandit):
-    """K-Vib: learns from the update norms of drawn clients, and stays unbiased (S1 Algorithm 2).
+    """K-Vib: learns from the update norms of drawn clients, and stays unbiased (Algorithm 2).
 
     With pi_t(i) = share_i |g_i|, the server keeps omega_i, an unbiased estimate of the sum of
     pi_t(i)^2 so far, and draws with
@@ -66,7 +66,7 @@ class KVibFull(KVib):
     """K-Vib with full feedback: the server knows every client's norm after each round.
 
     omega_i += pi_t(i)^2 for all clients, and p = waterfill(sqrt(omega + gamma), budget) from the
-    rounds before (S1 eq. 8). Nothing is estimated and nothing is mixed in. This is the best that
+    rounds before (eq. 8). Nothing is estimated and nothing is mixed in. This is the best that
     K-Vib could do, because all clients train in every round.
     """
 

@@ -1,9 +1,9 @@
-"""How good a sampler's draw is: S1's measures, for a run that asks for them.
+"""How good a sampler's draw is: K-Vib's measures, for a run that asks for them.
 
 With pi_i = d_i |g_i| the scores of *all* N clients of a model in this round, p the sampler's rates
 (K q for draws with replacement), and K their sum:
 
-    cost         l(p) = sum pi_i^2 / p_i (S1 section 2.2)
+    cost         l(p) = sum pi_i^2 / p_i (K-Vib, section 2.2)
     regret       l(p) - min l(p') over 0 < p' <= 1 of the same sum (Lemma 3; eq. 6)
     variance     E|estimate - D|^2 of the unbiased estimate by the sampler's own procedure,
                  exactly (eq. 2)
@@ -140,7 +140,7 @@ def measure(
 
 
 def _cost(p: Array, scores: Array) -> float:
-    """l(p), S1 section 2.2."""
+    """l(p), K-Vib section 2.2."""
     some = scores > 0
     return float((scores[some] ** 2 / p[some]).sum())
 

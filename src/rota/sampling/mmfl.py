@@ -1,4 +1,4 @@
-"""Which model: samplers that spend one budget over all pairs (model, client) (S0)."""
+"""Which model: samplers that spend one budget over all pairs (model, client) (MMFL)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from rota.sampling.feedback import HUGE, feedback, matrix
 class Assigning:
     """What the samplers over pairs share.
 
-    `budget` (S0's m) is the expected number of draws per round, over all models and clients.
+    `budget` (MMFL's m) is the expected number of draws per round, over all models and clients.
     `processors` is the number of models that a client can train in a round: one number, one per
-    client, or "mixed" (in S0 a quarter of the clients can train 1 model, half of them half of their
-    models, and a quarter all). By default each processor draws a model by itself, so two processors
-    of a client may draw the same model; with `distinct` they draw different models. `uploads`
-    bounds the mean number of updates that a client sends per round: one number, or one per client.
+    client, or "mixed" (in MMFL a quarter of the clients can train 1 model, half of them half of
+    their models, and a quarter all). By default each processor draws a model by itself, so two
+    processors of a client may draw the same model; with `distinct` they draw different models.
+    `uploads` bounds the mean number of updates that a client sends per round: one number, or one
+    per client.
     """
 
     budget: float = 12
@@ -56,7 +57,7 @@ class Assigning:
         return {"processors": processors, "most": most}
 
     def best(self, scores: Array, state: State, shares: Array, mix: float = 0.0) -> Array:
-        """The rates of least variance (S0 eq. 5); a part `mix` of the budget is spread evenly."""
+        """The rates of least variance (eq. 5); a part `mix` of the budget is spread evenly."""
         processors, most = state["processors"], state["most"]
         best = assign.distinct if self.distinct else assign.by_processor
         rates = best(scores, most, self.budget, shares)
@@ -93,7 +94,7 @@ def norms(seen: Seen, per_rate: bool = True) -> Array:
 
 @dataclass(frozen=True)
 class Gvr(Assigning):
-    """MMFL-GVR: the rates of least variance, from this round's norms of all pairs (S0 eq. 5).
+    """MMFL-GVR: the rates of least variance, from this round's norms of all pairs (MMFL, eq. 5).
 
     scores = share * |update| / learning rate. Without the division (`per_rate` = false), models
     with a high learning rate would take the budget. With the estimator fedvarp this is MMFL-GVR*,
@@ -125,8 +126,8 @@ class Lvr(Assigning):
     """MMFL-LVR: MMFL-GVR with losses instead of norms, so that only drawn clients train.
 
     scores = share * loss of the current model on the client's data, or the loss alone (`by_share` =
-    false, as in S0's published code). A part `mix` of the budget is spread evenly, because a client
-    whose loss is 0 may still have an update.
+    false, as in MMFL's published code). A part `mix` of the budget is spread evenly, because a
+    client whose loss is 0 may still have an update.
     """
 
     by_share: bool = True
@@ -186,12 +187,12 @@ class Vre(Assigning):
 
 @dataclass(frozen=True)
 class KVibPairs(Assigning):
-    """MMFL-KVib: K-Vib (S1) over pairs (model, client), which learns from drawn clients alone.
+    """MMFL-KVib: K-Vib over pairs (model, client), which learns from drawn clients alone.
 
     K-Vib follows the regularised leader of sum_t sum pi_t^2 / p. Here the terms are pairs, with
-    pi_t(s, i) = share |update| / learning rate, and the p lie in S0's polytope (a processor draws
-    at most one model) instead of S1's (a client is drawn at most once). The leader's problem, the
-    minimum over p of sum (omega + gamma) / p, is the one that eq. 5 solves, with the scores
+    pi_t(s, i) = share |update| / learning rate, and the p lie in MMFL's polytope (a processor draws
+    at most one model) instead of K-Vib's (a client is drawn at most once). The leader's problem,
+    the minimum over p of sum (omega + gamma) / p, is the one that eq. 5 solves, with the scores
     sqrt(omega + gamma). omega estimates the sum of pi^2 without bias: each drawn pair adds
     pi^2 / the chance that any of the client's processors draws the model. Eq. 9's mixture with even
     draws stays in the polytope, which is convex, and keeps that chance away from 0. theta defaults

@@ -1,4 +1,4 @@
-"""What S0 compares its samplers over pairs (model, client) with: at random, in turn, by loss."""
+"""What MMFL compares its samplers over pairs (model, client) with: at random, in turn, by loss."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rota.sampling.waterfill import fill
 
 @dataclass(frozen=True)
 class Random:
-    """S0's Random: `budget` processors at random, each with a random model of its client.
+    """MMFL's Random: `budget` processors at random, each with a random model of its client.
 
     The processors of all clients are drawn uniformly, without replacement.
     weight = times drawn * share / (B_i p), with p = budget / processors / the client's models.
-    (S0's code leaves out B_i and the missing models, and is biased where there are any.) A budget
+    (MMFL's code leaves out B_i and the missing models, and is biased where there are any.) A budget
     that is not whole is rounded, as in the other samplers of this file.
     """
 
@@ -60,7 +60,7 @@ class Random:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Round robin by clients: each client turns from model to model, one per round (S0).
+    """Round robin by clients: each client turns from model to model, one per round (MMFL).
 
     `budget` clients are drawn uniformly. The clients form S blocks, and those of block j begin with
     model j. A drawn client trains the model of its turn, if it has data for it, and each model
@@ -100,7 +100,7 @@ def cohort(budget: float, shares: Array, generator: np.random.Generator) -> tupl
 
 @dataclass(frozen=True)
 class RoundRobinServer:
-    """Round robin by the server: each round spends the whole budget on one model in turn (S0).
+    """Round robin by the server: each round spends the whole budget on one model in turn (MMFL).
 
     p = waterfill(share * norm, budget) among the model's clients, which all train it to report
     their norms. The estimate is unbiased for the model of the turn; the other models wait.

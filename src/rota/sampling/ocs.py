@@ -17,7 +17,7 @@ from rota.sampling.waterfill import LARGEST, fill
 
 @dataclass(frozen=True)
 class Optimal:
-    """Optimal: the smallest variance that independent coins can have (S1 Lemma 3).
+    """Optimal: the smallest variance that independent coins can have (K-Vib, Lemma 3).
 
     p = waterfill(share * norm, budget) of this round's updates. It is an oracle to compare others
     with: every client trains before the draw.

@@ -134,7 +134,7 @@ class OsmdAdaptive(Osmd):
 
 @dataclass(frozen=True)
 class OsmdIndependent(Osmd):
-    """OSMD with K-Vib's independent coins instead of draws with replacement (S1 App. E.3).
+    """OSMD with K-Vib's independent coins instead of draws with replacement (K-Vib, App. E.3).
 
     It makes the same step for p = K q, and projects onto sum p = K, alpha K / N <= p <= 1.
     """

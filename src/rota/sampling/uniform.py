@@ -17,7 +17,7 @@ from rota.sampling.waterfill import fill
 class Uniform:
     """Uniform: all clients are equally likely, and `budget` of them train; FedAvg's sampler.
 
-    `budget` is S0's m = C * N. `procedure`: "fixed" draws exactly `budget` clients without
+    `budget` is FedAvg's m = C * N. `procedure`: "fixed" draws exactly `budget` clients without
     replacement, "independent" tosses a coin for each client, "multinomial" draws with replacement,
     and "sequential" draws without replacement, with the ordered estimator's weights. With several
     models, each draws its own cohort among the clients that have data for it.

@@ -1,9 +1,9 @@
 """The exact variance E|estimate - D|^2 of each procedure, where D = sum of x_i, x_i = d_i g_i.
 
 `scores` are |x_i| (an array over a model's clients), `total` is |D|, and `products` are all inner
-products of the x_i. S1's Lemma 2 compares upper bounds of these variances: independent coins have
-the smaller bound, but a cohort of fixed size has the smaller variance wherever the updates point
-the same way, |D|^2 > sum |x_i|^2.
+products of the x_i. K-Vib's Lemma 2 compares upper bounds of these variances: independent coins
+have the smaller bound, but a cohort of fixed size has the smaller variance wherever the updates
+point the same way, |D|^2 > sum |x_i|^2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def of(
 
 
 def independent(probability: Array, scores: Array) -> float:
-    """sum (1/p - 1) |x|^2 (S1 eq. 4, with equality)."""
+    """sum (1/p - 1) |x|^2 (K-Vib, eq. 4, with equality)."""
     some = scores > 0
     return float(((1 / probability[some] - 1) * scores[some] ** 2).sum())
 

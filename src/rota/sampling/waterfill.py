@@ -1,4 +1,4 @@
-"""Optimal probabilities by water-filling: S1 Lemma 3 = eq. 5/27; with a floor Lemma 18."""
+"""Optimal probabilities by water-filling: K-Vib's Lemma 3 = eq. 5/27; with a floor Lemma 18."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Fixed(Whole):
 
 @dataclass(frozen=True)
 class Stragglers:
-    """FLuID's stragglers: the slowest clients get parts that make them as fast as the others (S3).
+    """FLuID's stragglers: the slowest clients get parts that make them as fast as the others.
 
     The server estimates how long each client needs for the whole model (`Times`). The slowest
     `share` of the clients whose time is known are candidates. The target is the time of the slowest

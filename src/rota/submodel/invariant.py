@@ -1,4 +1,4 @@
-"""Invariant dropout (FLuID, S3 section 5): drop the units that training hardly changes."""
+"""Invariant dropout (FLuID, section 5): drop the units that training hardly changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Votes:
 
 @dataclass(frozen=True)
 class Invariant:
-    """Invariant dropout: parts drop the units whose weights change least on the other clients (S3).
+    """Invariant dropout: parts drop the units whose weights change least on other clients (FLuID).
 
     A scalar is invariant if at least `vote` of the rows with whole models changed it by at most
     threshold |w|. A unit is invariant if all scalars that it owns are. Each layer has its own

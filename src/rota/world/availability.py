@@ -1,5 +1,4 @@
-"""Which clients can be reached in a round (S1 App. E.1): a simulated process, and what is known of
-it.
+"""Which clients can be reached in a round (K-Vib, App. E.1): a process, and what is known of it.
 
 Availability enters the round in one place, the matrix of shares. Client i's share in a round is
 d_i / q_i if it can be reached, and 0 otherwise; q_i is its chance to be reached. In expectation
@@ -8,10 +7,10 @@ is unbiased for full participation. To every sampler a client that cannot be rea
 without data. A client that is rarely reached has the larger score d_i |g_i| / q_i, as the variance
 sum pi_i^2 / (q_i p_i) demands.
 
-With `memory` the expectation is over the whole process, as in S1. Given the round before, the
-chance is a different one: memory * (it was reached) + (1 - memory) q. Weights by that chance would
-be unbiased given the past, which estimators with a memory would need, but they would be
-1 / (1 - memory) times as large for every client that returns.
+With `memory` the expectation is over the whole process, as in K-Vib's paper. Given the round
+before, the chance is a different one: memory * (it was reached) + (1 - memory) q. Weights by that
+chance would be unbiased given the past, which estimators with a memory would need, but they would
+be 1 / (1 - memory) times as large for every client that returns.
 """
 
 from __future__ import annotations

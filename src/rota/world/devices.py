@@ -199,7 +199,7 @@ PHONES = {
     "Samsung Galaxy S10": (*[(2.73, 16)] * 2, *[(2.31, 8)] * 2, *[(1.95, 8)] * 4),
     "Google Pixel 4": ((2.84, 16), *[(2.42, 16)] * 3, *[(1.78, 8)] * 4),
 }
-"""The phones of S3 (Table 1): each core's GHz, and the FLOPs that it can do per cycle.
+"""The phones of FLuID (Table 1): each core's GHz, and the FLOPs that it can do per cycle.
 
 Cores of the Cortex-A76 generation and Samsung's Mongoose M4 have two pipelines of 128 bits for
 multiply-adds of single precision, which is 16 FLOPs per cycle. The others have half of that.
@@ -208,10 +208,10 @@ multiply-adds of single precision, which is 16 FLOPs per cycle. The others have 
 
 @dataclass(frozen=True)
 class Phones(Conditions):
-    """The five phones of FLuID (S3, Table 1), one after the other: client i has phone i modulo 5.
+    """The five phones of FLuID (Table 1), one after the other: client i has phone i modulo 5.
 
-    S3 shows their times in pictures only. So their relative speeds are what their cores can do at
-    most. `gflops` is the sustained speed of the phone in the middle.
+    FLuID's paper shows their times in pictures only. So their relative speeds are what their cores
+    can do at most. `gflops` is the sustained speed of the phone in the middle.
     """
 
     gflops: float = 5.0

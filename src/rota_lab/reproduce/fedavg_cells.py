@@ -1,4 +1,4 @@
-"""The 40 cells of FedAvg's Table 1 (McMahan et al. 2017; S0).
+"""The 40 cells of FedAvg's Table 1 (McMahan et al. 2017).
 
 What each cell is, what it costs, how it is tuned, and the order in which they run.
 """

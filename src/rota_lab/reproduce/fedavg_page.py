@@ -124,11 +124,11 @@ def _text(found: dict[str, Found], quick: bool) -> str:
     places = [f"- machine {number}: {words}" for number, words in enumerate(machines, start=1)]
     first = f"""\
 Table 1 of McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of
-Deep Networks from Decentralized Data" (AISTATS 2017), as source S0 quotes it: the number of rounds
-that FedAvg needs to reach a test accuracy on MNIST. 100 clients hold 600 images each, either IID or
-as two shards of the images sorted by label. In each round a fraction C of the clients trains (one
-client for C = 0), in mini-batches of B images (∞: all 600 at once). The 2NN does one local epoch
-and is trained to 97 %, the CNN does five and is trained to 99 %.
+Deep Networks from Decentralized Data" (AISTATS 2017), as MMFL's lecture quotes it: the
+number of rounds that FedAvg needs to reach a test accuracy on MNIST. 100 clients hold 600 images
+each, either IID or as two shards of the images sorted by label. In each round a fraction C of the
+clients trains (one client for C = 0), in mini-batches of B images (∞: all 600 at once). The 2NN
+does one local epoch and is trained to 97 %, the CNN does five and is trained to 99 %.
 
 As in the source, a curve is made monotonic (the best accuracy so far) and crosses the target on the
 line between two tests. The learning rate is tuned for each cell, here on the grid 10^(k/6). A model

@@ -1,4 +1,4 @@
-"""FedAvg's rounds to a target accuracy on MNIST (McMahan et al. 2017, Table 1; S0).
+"""FedAvg's rounds to a target accuracy on MNIST (McMahan et al. 2017, Table 1).
 
 The table shows the effect of the clients per round, C, and the batch, B. Each cell is a race
 between learning rates (race.py; fedavg_cells.py has the cells). A finished cell is not run again.

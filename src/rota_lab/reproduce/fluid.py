@@ -1,8 +1,8 @@
-"""FLuID's accuracy studies (S3): who drops which units, and what that costs in accuracy.
+"""FLuID's accuracy studies: who drops which units, and what that costs in accuracy.
 
 A study has settings (data, a network and local work), columns (which clients are stragglers, and
 the width of their parts) and methods (which units a part keeps). A part is one run. Its numbers are
-kept as soon as it is finished. "small" settings are for two cores; the others have S3's networks
+kept as soon as it is finished. "small" settings are for two cores; the others have FLuID's networks
 and numbers of rounds, and are for a GPU.
 
 Who is a straggler is dealt out by the seed, so all methods with one seed have the same stragglers,
@@ -99,12 +99,12 @@ class Frozen(Ordered):
 
 
 METHODS: dict[str, Choice] = {"random": Random(), "ordered": Ordered(), "invariant": Invariant()}
-"""The methods that S3 compares."""
+"""The methods that FLuID compares."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of S3. `paper` has its accuracies by setting, method and column."""
+    """A table or figure of FLuID. `paper` has its accuracies by setting, method and column."""
 
     name: str
     summary: str
@@ -117,9 +117,9 @@ class Study:
     methods: dict[str, Choice] = field(default_factory=lambda: METHODS)
     paper: dict[tuple[str, str, str], float] = field(default_factory=dict)
     invariant: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    """S3's percentages of invariant units."""
+    """FLuID's percentages of invariant units."""
     why: str = ""
-    """How to find the reason where the truth differs from S3."""
+    """How to find the reason where the truth differs from FLuID's paper."""
     compared: tuple[Compared, ...] = ()
     """Claims besides the order of the methods."""
     exclude: bool = False
@@ -379,7 +379,7 @@ def writers(partition: Partition, tests: int | None = None) -> Callable[[int], F
 
 
 def small_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """S3's FEMNIST network at half its width: 5x5 convolutions with 8 and 32 channels."""
+    """FLuID's FEMNIST network at half its width: 5x5 convolutions with 8 and 32 channels."""
     colours, height, width = shape
     return nn.Sequential(
         nn.Conv2d(colours, 8, 5, padding=2),

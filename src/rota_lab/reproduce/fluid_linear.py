@@ -1,9 +1,9 @@
 """FLuID, Figure 7: the time of training a part against its width.
 
 Measured: processor time of the engines on this machine, where all clients train parts of one width.
-Computed: the time of S3's five phones from the device profile, by the FLOPs and bytes of the part.
-A repetition measures all widths in a random order, and a time is relative to the whole model's in
-the same repetition.
+Computed: the time of FLuID's five phones from the device profile, by the FLOPs and bytes of the
+part. A repetition measures all widths in a random order, and a time is relative to the whole
+model's in the same repetition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLIENTS = len(PHONES)
 REPEATS, QUICK_REPEATS = 8, 2
 ENGINES = ("sequential", "batched")
 NEAR = 0.1
-"""S3: times are within 10 % of the whole model's time of the line."""
+"""FLuID's paper: times are within 10 % of the whole model's time of the line."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ NETS = {
     "vgg9": Net(models.vgg9, (3, 32, 32), 10, 60, 20),
     "shakespeare": Net(models.lstm_shakespeare, (80,), 80, 64, 32),
 }
-"""S3's networks and batch sizes, but for the batch of the LSTM, which is 128 in S3."""
+"""FLuID's networks and batch sizes, but for the batch of the LSTM, which is 128 there."""
 QUICK = {"small": Net(small_cnn, (1, 28, 28), 10, 10, 10)}
 
 
@@ -200,11 +200,11 @@ def _train(engine: Engine, work: Job, device: str) -> tuple[float, list[float]]:
 
 
 FIRST = f"""\
-S3's Figure 7, whose numbers are in a picture only: the training time of a part falls linearly with
-its width, and is within 10 % of the whole model's time of the width itself. Here it is measured on
-both engines, where {CLIENTS} clients train parts of one width, and computed for S3's five phones
-from the device profile. Times are relative to the whole model's in the same repetition; brackets
-show 95 % intervals over the repetitions (Student's t).""".splitlines()
+FLuID's Figure 7, whose numbers are in a picture only: the training time of a part falls linearly
+with its width, and is within 10 % of the whole model's time of the width itself. Here it is
+measured on both engines, where {CLIENTS} clients train parts of one width, and computed for FLuID's
+five phones from the device profile. Times are relative to the whole model's in the same repetition;
+brackets show 95 % intervals over the repetitions (Student's t).""".splitlines()
 SHORT = """\
 **This is the short version. It shows that the reproduction runs, and is not the result.**"""
 SLOWER = 1.2
@@ -261,10 +261,10 @@ def report(found: dict[str, Found], quick: bool) -> Result:
 
 
 JUDGED = """\
-The first claim is S3's, as the distance from its bar of 10 % of the whole model's time; the second
-asks whether a straight line explains 95 % of the variance; the third, whether half the width saves
-at least 40 % of the time. A verdict is Student's t-test at 5 % over the repetitions, with Holm's
-correction for all claims of the page."""
+The first claim is FLuID's, as the distance from its bar of 10 % of the whole model's time; the
+second asks whether a straight line explains 95 % of the variance; the third, whether half the width
+saves at least 40 % of the time. A verdict is Student's t-test at 5 % over the repetitions, with
+Holm's correction for all claims of the page."""
 
 
 def _statements(name: str, ratio: Any) -> list[Statement]:

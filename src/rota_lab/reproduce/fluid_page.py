@@ -27,7 +27,7 @@ TITLES = {
     "frozen": "Same random units",
 }
 ORDER = (("invariant", "ordered"), ("ordered", "random"), ("invariant", "random"))
-"""S3's claims: the first method is at least as accurate as the second."""
+"""FLuID's claims: the first method is at least as accurate as the second."""
 WHOLE = ("whole", "whole")
 
 Place = tuple[str, str, str]

@@ -90,7 +90,7 @@ def _paper(
     numbers: Mapping[str, tuple[float, ...]],
     columns: Sequence[str] = WIDTHS,
 ) -> dict[tuple[str, str, str], float]:
-    """S3's numbers on one data set, for the settings that stand for it."""
+    """FLuID's numbers on one data set, for the settings that stand for it."""
     out = {}
     for setting, (method, values) in product(settings, numbers.items()):
         for column, value in zip(columns, values, strict=True):
@@ -103,17 +103,17 @@ FEMNIST = {
     "ordered": (80.6, 80.5, 80.4, 80.3, 79.7),
     "invariant": (81.1, 80.9, 80.8, 80.3, 80.1),
 }
-"""S3's accuracies on FEMNIST in Table 2."""
+"""FLuID's accuracies on FEMNIST in Table 2."""
 
 TABLE2 = Study(
     name="fluid-table2",
     summary="Five clients, one straggler: Random, Ordered and Invariant by width (FLuID, Table 2).",
     title="FLuID, Table 2: five clients with one straggler",
-    first="S3's Table 2: one of five clients is a straggler and trains a part of width r, whose "
+    first="FLuID's Table 2: one of five clients is a straggler and trains a part of width r, whose "
     "units are chosen at random, in order, or by Invariant dropout. FEMNIST is not at hand: digits "
-    "by writer and LEAF's sample of FEMNIST stand for it. Their rows have S3's numbers on "
+    "by writer and LEAF's sample of FEMNIST stand for it. Their rows have FLuID's numbers on "
     "FEMNIST beside them. *Same random units* is not in "
-    "S3: it leaves out units that are chosen at random once for the whole run.",
+    "FLuID: it leaves out units that are chosen at random once for the whole run.",
     why="Ordered leaves out the same units in every round, so the straggler's data never train "
     "them. *Same random units* has that in common with Ordered, and the chance with Random. If it "
     "is below Random, the reason is that the units stay the same, and not which units they are. "
@@ -196,7 +196,7 @@ SCALE = Study(
     name="fluid-scale",
     summary="50 to 100 clients, 20 % of them stragglers, by width (FLuID, Figure 5).",
     title="FLuID, Figure 5: 50 to 100 clients, a fifth of them stragglers",
-    first="S3's Figure 5, whose numbers are in a picture only: 50 to 100 clients, of which 20 % "
+    first="FLuID's Figure 5, whose numbers are in a picture only: 50 to 100 clients, of which 20 % "
     "are stragglers and train parts of width r, or no part at all.",
     settings=(MANY, DIGITS100, CIFAR100, RESNET, SHAKESPEARE50),
     columns={width: stragglers(float(width), 0.2) for width in WIDTHS},
@@ -215,7 +215,7 @@ CLUSTERS = Study(
     name="fluid-clusters",
     summary="Stragglers in four clusters of widths (FLuID, Table 4).",
     title="FLuID, Table 4: stragglers in four clusters of widths",
-    first="S3's Table 4: a fifth of the clients are stragglers. They are in four clusters of "
+    first="FLuID's Table 4: a fifth of the clients are stragglers. They are in four clusters of "
     "equal sizes with parts of width 0.65, 0.75, 0.85 and 0.95. Beside it: all stragglers with one "
     "width.",
     settings=(MANY, DIGITS100, CIFAR100, SHAKESPEARE50),
@@ -258,7 +258,7 @@ RATIOS = Study(
     name="fluid-ratios",
     summary="From 10 % to 40 % of stragglers with parts of width 0.75 (FLuID, Figure 8).",
     title="FLuID, Figure 8: from 10 % to 40 % of the clients are stragglers",
-    first="S3's Figure 8, whose numbers are in a picture only: 10 to 40 % of the clients are "
+    first="FLuID's Figure 8, whose numbers are in a picture only: 10 to 40 % of the clients are "
     "stragglers and train parts of width 0.75.",
     settings=(MANY, DIGITS100, CIFAR100, SHAKESPEARE50),
     columns={share: stragglers(0.75, float(share.rstrip("%")) / 100) for share in SHARES},
@@ -276,7 +276,7 @@ THOUSAND = Study(
     name="fluid-1000",
     summary="1,000 clients, a tenth of whom train in each round (FLuID, Table 5).",
     title="FLuID, Table 5: 1,000 clients, of which a tenth train in each round",
-    first="S3's Table 5: 1,000 clients, of which 100 are drawn in each round; a fifth of the "
+    first="FLuID's Table 5: 1,000 clients, of which 100 are drawn in each round; a fifth of the "
     "clients are stragglers. Digits by writer stand for FEMNIST: a client has half of a writer's "
     "digits.",
     settings=(
@@ -313,11 +313,11 @@ CAPACITIES = Study(
     name="fluid-capacities",
     summary="All choices of units at fixed capacities 1/64, 1/16, 1/4 and 1.",
     title="All choices of units at fixed capacities 1/64, 1/16, 1/4 and 1",
-    first="Beyond S3: a quarter of the clients can hold 1/64 of the model's parameters, a quarter "
-    "1/16, a quarter 1/4, and a quarter the whole model, as in FIARSE's experiments. The widths "
-    "are the square roots: 1/8, 1/4, 1/2 and 1. The source's numbers are those of FIARSE's paper "
-    "for HeteroFL, FedRolex (rolling) and FIARSE itself, which keeps single parameters "
-    "instead of units.",
+    first="Beyond FLuID: a quarter of the clients can hold 1/64 of the model's parameters, "
+    "a quarter 1/16, a quarter 1/4, and a quarter the whole model, as in FIARSE's experiments. The "
+    "widths are the square roots: 1/8, 1/4, 1/2 and 1. The source's numbers are those of "
+    "FIARSE's paper for HeteroFL, FedRolex (rolling) and FIARSE itself, which keeps single "
+    "parameters instead of units.",
     settings=(
         replace(
             MANY,
@@ -354,7 +354,7 @@ THRESHOLDS = (1, 3, 5, 7, 8, 10, 100, 180, 500, 1000, 3000)
 """Relative changes in percent: those of Table 3 and Figure 6, and larger ones."""
 QUARTER = "0.75"
 TABLE3 = {1: (3, 80.1), 3: (6, 80.3), 5: (13, 80.5), 7: (18, 80.7), 8: (22, 80.7), 10: (31, 80.5)}
-"""S3's thresholds on FEMNIST: the percentage of invariant units, and the accuracy."""
+"""FLuID's thresholds on FEMNIST: the percentage of invariant units, and the accuracy."""
 
 
 def _at(threshold: int) -> str:
@@ -365,14 +365,14 @@ THRESHOLD = Study(
     name="fluid-threshold",
     summary="Invariant units and accuracy by threshold (FLuID, Table 3 and Figure 6).",
     title="FLuID, Table 3 and Figure 6: thresholds of Invariant dropout",
-    first="S3's Table 3 and Figure 6: one of five clients trains a part of width 0.75. The "
+    first="FLuID's Table 3 and Figure 6: one of five clients trains a part of width 0.75. The "
     "threshold of Invariant dropout is fixed for the whole run, instead of growing until enough "
-    "units are invariant. The settings with digits and LEAF's sample of FEMNIST have S3's numbers "
-    "on FEMNIST beside them.",
+    "units are invariant. The settings with digits and LEAF's sample of FEMNIST have the paper's "
+    "numbers on FEMNIST beside them.",
     why="A unit is invariant only if all scalars that it owns are, so a single small weight can "
     "make its relative change large. What a threshold means therefore depends on the network and "
-    "on the size of the local steps: S3 itself has 10 % for FEMNIST, 180 % for CIFAR-10 and 500 % "
-    "for Shakespeare.",
+    "on the size of the local steps: the paper itself has 10 % for FEMNIST, 180 % for CIFAR-10 and "
+    "500 % for Shakespeare.",
     settings=(replace(SMALL, seeds=10), DIGITS, LEAF, CIFAR, SHAKESPEARE),
     columns={QUARTER: stragglers(0.75, 0.2)},
     methods={_at(each): Invariant(threshold=each / 100, growth=0.0) for each in THRESHOLDS},

@@ -1,8 +1,8 @@
 """FLuID, Figures 2a, 4a and 4b: the time of rounds with FLuID, without it, and with one choice.
 
-The clients are S3's five phones, by the device profile. In the "stable" condition nothing changes;
-in the "changing" one, phones have work in the background in some quarters of the run, and their
-times are noisy. The clock is virtual, and FLuID sees only the times that rows report.
+The clients are FLuID's five phones, by the device profile. In the "stable" condition nothing
+changes; in the "changing" one, phones have work in the background in some quarters of the run, and
+their times are noisy. The clock is virtual, and FLuID sees only the times that rows report.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SEEDS, ROUNDS, QUICK_ROUNDS = 20, 48, 8
 LOADS, NOISE = (0.25, 0.5, 0.75), 0.03
 """The shares of a phone that work in the background takes, and the noise of times."""
 MBPS = 100.0
-"""S3's phones and its server are in one wireless network."""
+"""FLuID's phones and its server are in one wireless network."""
 GFLOPS = {"digits": 0.1, "small": 0.1, "writers": 5.0}
 """The speed of the phone in the middle, by setting: slow enough that computing takes longer than
-the link, as in S3."""
+the link, as in FLuID."""
 CLIENTS = len(PHONES)
 
 
@@ -59,8 +59,8 @@ METHODS: dict[str, Capacity] = {
     "exact": Stragglers(share=1 / CLIENTS, sizes=()),
     "static": Static(share=1 / CLIENTS),
 }
-"""FLuID has one straggler of five and S3's widths. "several" has up to two, "exact" has widths of
-any size, and "static" keeps the first choice."""
+"""FLuID has one straggler of five and the paper's widths. "several" has up to two, "exact" has
+widths of any size, and "static" keeps the first choice."""
 
 
 def conditions(setting: str, name: str, rounds: int) -> Phones:
@@ -91,7 +91,7 @@ class Part:
 
 
 SETTINGS = ("small", "writers")
-"""The 2NN on few digits for two cores, and S3's network on many digits."""
+"""The 2NN on few digits for two cores, and FLuID's network on many digits."""
 
 
 def parts(quick: bool = False) -> list[Part]:

@@ -26,36 +26,36 @@ TITLES = {
     "static": "Static straggler",
 }
 FASTER, NEAR, OVERHEAD = 0.18, 0.1, 0.05
-"""S3's bars: FLuID against the baseline, the straggler against the target, and calibration."""
+"""The paper's bars: FLuID against the baseline, stragglers against the target, and calibration."""
 CALIBRATED = 4
 """The rounds after which FLuID has chosen its first widths."""
 
 FIRST = """\
-S3's Figures 2a, 4a and 4b, whose numbers are in pictures and in its text. The clients are S3's five
-phones, by the device profile: their relative speeds are what their cores can do at most. The clock
-is virtual. In the changing condition, work in the background takes 25, 50 or 75 % of a phone in
-some quarters of the run, and times are noisy; a phone is busy in a quarter with a chance of 20 %.
-The networks are the 2NN (small) and S3's FEMNIST network (writers). Brackets show 95 % intervals of
-means over the seeds (Student's t)."""
+FLuID's Figures 2a, 4a and 4b, whose numbers are in pictures and in its text. The clients are
+FLuID's five phones, by the device profile: their relative speeds are what their cores can do at
+most. The clock is virtual. In the changing condition, work in the background takes 25, 50 or 75 %
+of a phone in some quarters of the run, and times are noisy; a phone is busy in a quarter with a
+chance of 20 %. The networks are the 2NN (small) and FLuID's FEMNIST network (writers). Brackets
+show 95 % intervals of means over the seeds (Student's t)."""
 SHORT = """\
 **This is the short version. It shows that the reproduction runs, and is not the result.**"""
 METHODS = """\
 - **Baseline**: everybody trains whole models.
-- **FLuID**: the slowest of the five phones trains a part of one of S3's widths; widths are chosen
-  anew in every round.
+- **FLuID**: the slowest of the five phones trains a part of one of the paper's widths; widths
+  are chosen anew in every round.
 - **FLuID, up to two**: as FLuID, with up to two stragglers of the five phones.
-- **FLuID, exact widths**: as FLuID, with any width instead of the nearest of S3's.
+- **FLuID, exact widths**: as FLuID, with any width instead of the nearest of the paper's.
 - **Static straggler**: the first choice, for the whole run."""
-S3 = {
+PAPER = {
     "changing": """\
-S3, in changing conditions: FLuID takes 18 to 26 % less time than the baseline, and 14 to 18 % less
-than a static straggler.""",
+FLuID's paper, in changing conditions: FLuID takes 18 to 26 % less time than the baseline, and 14 to
+18 % less than a static straggler.""",
     "stable": """\
-S3, in stable conditions: the straggler is 10 to 32 % above the target without FLuID, and within
-10 % of it with FLuID.""",
+FLuID's paper, in stable conditions: the straggler is 10 to 32 % above the target without FLuID, and
+within 10 % of it with FLuID.""",
 }
 JUDGED = """\
-Numbers are the distances from S3's bars, in percent. A verdict is Student's t-test at 5 %, with
+Numbers are the distances from FLuID's bars, in percent. A verdict is Student's t-test at 5 %, with
 Holm's correction for all claims of the page; brackets are the claim's own 95 % interval."""
 
 
@@ -72,7 +72,7 @@ def report(found: Cells, number: int, rounds: int, quick: bool) -> Result:
     for setting, condition in dict.fromkeys((place[0], place[1]) for place in found):
         mine = {p[2]: runs for p, runs in found.items() if p[:2] == (setting, condition)}
         lines += [f"## {setting}, {condition}", "", *_phones(mine), *_totals(mine), ""]
-        lines += [*_near(mine), *S3[condition].splitlines(), "", *_overhead(mine), ""]
+        lines += [*_near(mine), *PAPER[condition].splitlines(), "", *_overhead(mine), ""]
         statements += _statements(f"{setting}, {condition}", condition, mine)
         charts += _charts(setting, condition, mine)
         for method, runs in mine.items():
@@ -109,7 +109,7 @@ def _phones(mine: dict[str, dict[int, Found]]) -> list[str]:
     most = float(np.mean(by_phone.max(axis=1) / by_phone.min(axis=1)))
     words = (
         f"The slowest phone takes {most:.2f} times as long as the fastest, and the standard "
-        f"deviation between phones is {spread:.2f} s (S3: up to twice as long)."
+        f"deviation between phones is {spread:.2f} s (FLuID's paper: up to twice as long)."
     )
     return [*grid(("phone", "seconds per round, whole model"), rows), "", words, ""]
 
@@ -217,7 +217,7 @@ def _overhead(mine: dict[str, dict[int, Found]]) -> list[str]:
 
 
 def _statements(where: str, condition: str, mine: dict[str, dict[int, Found]]) -> list[Statement]:
-    """The bars; the time against the baseline's is S3's claim for changing conditions."""
+    """The bars; the time against the baseline's is FLuID's claim for changing conditions."""
     out = []
 
     def state(words: str, values: list[float]) -> None:

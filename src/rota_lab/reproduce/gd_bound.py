@@ -1,4 +1,4 @@
-"""Gradient descent's convergence bound (S0's first theorem), checked on rota's own round.
+"""Gradient descent's convergence bound (the lecture's first theorem), checked on rota's own round.
 
     F c-strongly convex and L-smooth, lr <= 1/L:   F(x_t) - F* <= (1 - lr c)^t (F(x_0) - F*)
 
@@ -371,11 +371,11 @@ def _text(first: Problem, second: Problem, steps: int, beyond: list[Array]) -> s
     ends = "; ".join(f"{gap[-2]:.4f} and {gap[-1]:.4f}" for gap in beyond)
     top = RATES[-1]
     return f"""
-The theorem of source S0 (the lecture "Distributed Machine Learning", 18786 recitation, 11 April
-2025): for a c-strongly convex, L-smooth F and a learning rate lr <= 1/L, full-batch gradient
-descent keeps `F(x_t) - F* <= (1 - lr c)^t (F(x_0) - F*)`. Before the proof uses the limit on lr,
-its factor is `1 - 2 c lr (1 - L lr / 2)`, which shrinks the gap for every lr < 2/L. That is the
-bound used here for lr 1.5/L. The source's numbers are upper limits.
+The theorem of the lecture "Distributed Machine Learning" (18786 recitation, 11 April 2025): for a
+c-strongly convex, L-smooth F and a learning rate lr <= 1/L, full-batch gradient descent keeps
+`F(x_t) - F* <= (1 - lr c)^t (F(x_0) - F*)`. Before the proof uses the limit on lr, its factor is
+`1 - 2 c lr (1 - L lr / 2)`, which shrinks the gap for every lr < 2/L. That is the bound used here
+for lr 1.5/L. The source's numbers are upper limits.
 
 Each run is {steps} of rota's own rounds (full participation, one full-batch step per client,
 unbiased estimate, float64) from a random start:

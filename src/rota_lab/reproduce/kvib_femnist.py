@@ -1,4 +1,4 @@
-"""K-Vib on digits by writer, in three degrees of imbalance (S1, section 4, Figure 5).
+"""K-Vib on digits by writer, in three degrees of imbalance (its section 4, Figure 5).
 
 Test loss and accuracy of all samplers. A part is one degree of imbalance and one sampler, with the
 first seed or with the others; the seeds of a part are models of one experiment, which the engine
@@ -52,14 +52,14 @@ from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts,
 from rota_lab.reproduce.result import Result
 
 ROUNDS, EVERY, FRACTION = 500, 10, 0.05
-"""The rounds, the rounds between tests, and the fraction of clients that trains per round (S1)."""
+"""The rounds, the rounds between tests, and the fraction of clients that trains per round."""
 LR, BATCH, EPOCHS = 0.01, 20, 3
 BOUND = 0.1
-"""S1's G, as far as it is known: the text has lost its number."""
+"""K-Vib's G, as far as it is known: the text has lost its number."""
 SEEDS = ((0,), (1, 2, 3, 4))
 """The seeds of a sampler's first part, and of its second."""
 SPLIT = 0
-"""The seed of the split into unequal clients, the same for all runs, as in S1."""
+"""The seed of the split into unequal clients, the same for all runs, as in K-Vib's paper."""
 QUICK_ROUNDS, QUICK_EVERY, QUICK_TESTS, QUICK_METHODS = 6, 2, 1000, ("uniform", "kvib", "vrb")
 PAUSE = 15.0
 """Seconds between two lines of progress."""
@@ -88,12 +88,12 @@ METHODS: dict[str, Callable[[int], tuple[Sampler, Estimator]]] = {
 """Samplers with their estimators, as functions of the budget: the most telling first, the dearest
 last. OCS has the cohort of Chen et al.: 32 clients for a budget of 3."""
 FIRST = ("uniform", "kvib", "vrb", "mabs", "avare")
-"""The samplers that S1 compares; they run before all others."""
+"""The samplers that its paper compares; they run before all others."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A degree of imbalance (S1's v1, v2, v3), a sampler, and seeds."""
+    """A degree of imbalance (K-Vib's v1, v2, v3), a sampler, and seeds."""
 
     version: int
     method: str
@@ -123,8 +123,8 @@ class Piece:
 def parts(quick: bool = False) -> list[Piece]:
     """All parts, in the order in which they run.
 
-    The first seed comes before the others; for the same seeds, the samplers that S1 compares come
-    before the others.
+    The first seed comes before the others; for the same seeds, the samplers that its paper compares
+    come before the others.
     """
     out = []
     if quick:
@@ -188,7 +188,7 @@ def kvib_femnist(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """K-Vib against 18 rivals on digits by writer, in three degrees of imbalance (S1 Figure 5).
+    """K-Vib against 18 rivals on digits by writer, in three degrees of imbalance (its Figure 5).
 
     Finished parts are kept in `out`, and are not run again. `minutes` limits the time; 0 runs
     nothing and returns what is finished.
@@ -216,7 +216,7 @@ def kvib_femnist(
 
 @cache
 def federation(version: int, tests: int | None = None) -> Federation:
-    """MNIST by writer with S1's imbalance, and all test images or the first `tests` of them."""
+    """MNIST by writer with K-Vib's imbalance, and all test images or the first `tests` of them."""
     whole = data.mnist_writers(unbalanced(version), seed=SPLIT)
     if tests is None:
         return whole

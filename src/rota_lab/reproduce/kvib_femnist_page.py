@@ -1,7 +1,7 @@
 """K-Vib on digits by writer as a page.
 
-Rounds to a target, last losses and accuracies, K-Vib against each rival, and which of S1's claims
-hold.
+Rounds to a target, last losses and accuracies, K-Vib against each rival, and which of K-Vib's
+claims hold.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSIONS = {
     2: "20 % hold 90 %",
     3: "50 % hold 98 %",
 }
-"""S1's words."""
+"""The words of K-Vib's paper."""
 TITLES = {
     "uniform": "uniform",
     "kvib": "K-Vib",
@@ -145,7 +145,7 @@ def accuracy(run: Numbers) -> float:
 
 
 def _claims(found: dict[str, Found], version: int) -> dict[str, bool]:
-    """S1's Figure 5 in words: K-Vib learns faster than its rivals and ends above them."""
+    """Figure 5 in words: K-Vib learns faster than its rivals and ends above them."""
     out = {}
     for rival in CLAIMED:
         gain, name = against(found, version, rival, accuracy), TITLES[rival]
@@ -163,7 +163,7 @@ def _claims(found: dict[str, Found], version: int) -> dict[str, bool]:
 
 
 def _charts(found: dict[str, Found], version: int) -> list[Chart]:
-    """Accuracy and loss: first S1's samplers and the optimum, then the others."""
+    """Accuracy and loss: first K-Vib's samplers and the optimum, then the others."""
     main = ["kvib", *CLAIMED, "optimal"]
     others = ["kvib", "optimal", *(method for method in TITLES if method not in main)]
     charts = []
@@ -219,11 +219,12 @@ def _text(found: dict[str, Found], everything: list[str], quick: bool) -> str:
     left = [f"`{name}`" for name in everything if name not in found]
     sections = [
         f"""\
-S1's "federated optimization evaluation" (section 4, Figure 5): digits by many writers, a few of
+K-Vib's "federated optimization evaluation" (section 4, Figure 5): digits by many writers, a few of
 whom hold most of the images. {budget} clients (5 %) train per round, in mini-batches of 20, for
-three local epochs; there are {rounds} rounds, and the server step is 1. S1 shows curves and gives
-no values. It claims that K-Vib has "the best performance in classic FL tasks comparing baselines".
-These baselines are uniform sampling, Vrb, Mabs and Avare; the other samplers are our addition.
+three local epochs; there are {rounds} rounds, and the server step is 1. The paper shows curves and
+gives no values. It claims that K-Vib has "the best performance in classic FL tasks comparing
+baselines". These baselines are uniform sampling, Vrb, Mabs and Avare; the other samplers are our
+addition.
 
 {DIFFERENCES}
 
@@ -247,24 +248,24 @@ and accuracies below {LEAST:.0%} are drawn as these values.
 
 DIFFERENCES = """\
 ## What differs from the source
-- **Data.** S1's FEMNIST is the digits of Federated EMNIST (3,383 writers; the text names LEAF's),
-  cut by Chen et al. in a way that is not published. Here it is MNIST by its 539 writers
+- **Data.** K-Vib's FEMNIST is the digits of Federated EMNIST (3,383 writers; the text names
+  LEAF's), cut by Chen et al. in a way that is not published. Here it is MNIST by its 539 writers
   (`mnist-writers`, about 111 images each), cut by the partition `unbalanced`: a tenth, a fifth or a
   half of the writers, chosen at random, keep all their images, and each of the others keeps 2 or 3
-  at random. These numbers lead to S1's shares where writers have about 101 images. No writer is
+  at random. These numbers lead to K-Vib's shares where writers have about 101 images. No writer is
   removed. All 10,000 test images are by other writers. All seeds have the same split. Ink is 1 and
   paper is 0; in Federated EMNIST it is the other way round.
 - **Numbers that the text has lost.** The local learning rate is 0.01 here. For G, the bound in the
   regularisers of K-Vib and Vrb, we use the default, which needs no bound: gamma is sum of
-  omega / (t K) after t rounds. "K-Vib, G = 0.1" has the value that S1 most likely had. theta is
-  (N / (T K))^(1/3) for K-Vib and 0.3 for Vrb, since N > T; Mabs, Avare and OSMD have their
+  omega / (t K) after t rounds. "K-Vib, G = 0.1" has the value that its paper most likely had. theta
+  is (N / (T K))^(1/3) for K-Vib and 0.3 for Vrb, since N > T; Mabs, Avare and OSMD have their
   defaults.
-- **Network.** It is the network of S1's code, which has no activations behind its convolutions
+- **Network.** It is the network of K-Vib's code, which has no activations behind its convolutions
   (`kvib_cnn`, 582,026 parameters). The text calls it McMahan's CNN, which it is not.
-- **Uniform sampling.** "uniform" is unbiased, as in S1's Algorithm 1: an update counts
-  share * N / K. S1's code takes FedAvg's weighted mean, with the weights of the wrong clients.
+- **Uniform sampling.** "uniform" is unbiased, as in K-Vib's Algorithm 1: an update counts
+  share * N / K. K-Vib's code takes FedAvg's weighted mean, with the weights of the wrong clients.
   "FedAvg's mean" is that mean with the right weights.
-- **Loss.** S1's code records the loss on the training images; here it is the loss on the test
+- **Loss.** K-Vib's code records the loss on the training images; here it is the loss on the test
   images.
 
 The Power-of-Choice family asks two candidates for each place. OCS lets 32 clients train for 3 that
@@ -282,10 +283,11 @@ def _verdicts(found: dict[str, Found]) -> str:
 
 WHY = """\
 `optimal` knows the norms of all clients' updates, and has the least variance that independent draws
-of this budget can have (S1, Lemma 3). Where K-Vib cannot be told apart from it, no better unbiased
-sampler of this kind would show in the accuracy. In later rounds, K-Vib's variance is below those of
-Vrb and Avare ([kvib-theory](kvib-theory.md)), but this does not show in the accuracy either. The
-Power-of-Choice samplers and DivFL are biased, the former towards clients with high losses."""
+of this budget can have (K-Vib, Lemma 3). Where K-Vib cannot be told apart from it, no better
+unbiased sampler of this kind would show in the accuracy. In later rounds, K-Vib's variance is below
+those of Vrb and Avare ([kvib-theory](kvib-theory.md)), but this does not show in the accuracy
+either. The Power-of-Choice samplers and DivFL are biased, the former towards clients with high
+losses."""
 
 
 def _verdict(found: dict[str, Found], version: int) -> str:

@@ -1,4 +1,4 @@
-"""K-Vib's theory on its Synthetic task (S1, section 4 and App. F).
+"""K-Vib's theory on its Synthetic task (section 4 and App. F).
 
 Variance and dynamic regret, against the rivals, the budget and gamma. A part is one sampler at one
 budget with several seeds. A finished part is not run again.
@@ -29,7 +29,7 @@ from rota_lab.reproduce.result import Result
 
 ROUNDS, BUDGET = 500, 10
 MORE = ("osmd", "osmd-adaptive", "osmd-independent")
-"""Rivals that S1 names but does not run."""
+"""Rivals that its paper names but does not run."""
 BUDGETS = (5, 20, 60)
 """The budgets besides BUDGET."""
 BOUNDS = (0.001, 0.003, 0.01, 0.1)
@@ -97,7 +97,7 @@ def kvib_theory(
     minutes: float | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """K-Vib's regret and variance against rivals, budgets and gamma (S1 Figures 3, 4 and 7).
+    """K-Vib's regret and variance against rivals, budgets and gamma (its Figures 3, 4 and 7).
 
     Finished parts are kept in `out`, and are not run again. `minutes` limits the time; 0 runs
     nothing and returns what is finished.

@@ -16,7 +16,7 @@ from rota_lab.reproduce.result import Result, over_seeds
 
 BUDGET = 10
 CLAIMED = ("uniform", "vrb", "mabs", "avare")
-"""The rivals that S1 compares K-Vib with."""
+"""The rivals that its paper compares K-Vib with."""
 TITLES = {
     "kvib": "K-Vib",
     "kvib-full": "K-Vib, full feedback",
@@ -254,10 +254,10 @@ def _text(found: dict[str, Found], quick: bool) -> str:
     return (
         WARNING * quick
         + f"""\
-S1's theory evaluation: K-Vib and its unbiased rivals on S1's Synthetic data (`synthetic-kvib`: 100
-clients, a tenth of which hold 63 %), logistic regression, lr 0.02, mini-batches of 64, one epoch,
-server step 1, {rounds} rounds: the recipe `kvib-synthetic`. S1 shows figures and gives no values.
-To measure, all clients are trained in each round, apart from the run
+K-Vib's theory evaluation: K-Vib and its unbiased rivals on its Synthetic data (`synthetic-kvib`:
+100 clients, a tenth of which hold 63 %), logistic regression, lr 0.02, mini-batches of 64, one
+epoch, server step 1, {rounds} rounds: the recipe `kvib-synthetic`. The paper shows figures and
+gives no values. To measure, all clients are trained in each round, apart from the run
 ([metrics](../runs.md#metrics)). So the measured values are exact for the probabilities that were
 applied, and not estimated from one draw:
 
@@ -271,12 +271,12 @@ causes larger updates, and pays for them too. `cost / least`, sum l(p) / sum min
 effect out.
 
 ## What l(p) means for draws with replacement
-Vrb, Mabs, Avare and OSMD draw K times with replacement, by q. As in S1, their p is K q. Two things
-follow that S1 does not say:
+Vrb, Mabs, Avare and OSMD draw K times with replacement, by q. As in K-Vib's paper, their p is K q.
+Two things follow that the paper does not say:
 
 - l(K q) = l(q) / K, so their regret falls with K as 1 / K by itself, as K-Vib's does. It can only
-  rise if q itself stands for p, as S1's words on its Figure 7 suggest ("the optimal sampling value
-  is decreasing. As a result, the regret of baselines increases"). Both readings are below.
+  rise if q itself stands for p, as the paper's words on Figure 7 suggest ("the optimal sampling
+  value is decreasing. As a result, the regret of baselines increases"). Both readings are below.
 - K q may exceed 1, where the optimum of eq. 6 may not, so their regret can be negative. Nor is the
   regret a variance up to a constant: with independent coins the variance is l(p) - sum pi_i^2, with
   replacement it is l(K q) - |D|^2 / K. The variances compare the samplers; the regrets compare each

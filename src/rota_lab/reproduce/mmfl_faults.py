@@ -1,4 +1,4 @@
-"""What the faults of S0's published code do to its Table I.
+"""What the faults of MMFL's published code do to its Table I.
 
 Each fault is put back alone, and all of them are put back together with the code's own network. The
 policies in FAULTS are wrong on purpose, and only this reproduction uses them. Runs without a fault
@@ -96,9 +96,9 @@ FAULTS: dict[str, dict[str, Method]] = {
     "misplaced": {"gvr": lambda b: (Misplaced(BUDGET, b), Unbiased())},
     "unshared": {"lvr": lambda b: (Lvr(BUDGET, b, by_share=False), Unbiased())},
 }
-"""By fault: the methods of S0's table whose code has the fault, each with this fault alone."""
+"""By fault: the methods of MMFL's table whose code has the fault, each with this fault alone."""
 TABLE = {method: METHODS[method] for method in PAPER["3"]}
-"""The methods of S0's table without a fault."""
+"""The methods of MMFL's table without a fault."""
 TOGETHER: dict[str, Method] = {
     **TABLE,
     **FAULTS["repeated"],
@@ -107,7 +107,7 @@ TOGETHER: dict[str, Method] = {
     **FAULTS["unshared"],
     "fedvarp": lambda b: (Uncounted(BUDGET, b), Repeated()),  # it has two faults
 }
-"""The methods of S0's table with all the faults of their code."""
+"""The methods of MMFL's table with all the faults of their code."""
 
 
 def _alone() -> dict[str, Method]:
@@ -125,7 +125,7 @@ QUICK = ("full", "fedvarp", "fedvarp-repeated")
 
 
 def published_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """The network of S0's code: mmfl_cnn, then ReLU and softmax; its loss takes a softmax again."""
+    """The network of MMFL's code: mmfl_cnn, ReLU and softmax; its loss takes a softmax again."""
     return nn.Sequential(models.mmfl_cnn(shape, classes), nn.ReLU(), nn.Softmax(dim=-1))
 
 
@@ -160,7 +160,7 @@ def mmfl_faults(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """What the faults of S0's published code do to its Table I: each alone, and all together.
+    """What the faults of MMFL's published code do to its Table I: each alone, and all together.
 
     It takes the same options as mmfl-table1, and does not run its finished parts again.
     """

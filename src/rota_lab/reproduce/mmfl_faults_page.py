@@ -1,4 +1,4 @@
-"""What the faults of S0's published code do to its Table I, as a page."""
+"""What the faults of MMFL's published code do to its Table I, as a page."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def report(found: Cells, faults: Faults, number: int, quick: bool) -> Result:
 SHORT = """\
 **This is the short version. It shows that the reproduction runs, and is not the result.**"""
 FIRST = """\
-`rota reproduce mmfl-table1` measures S0's Table I ([results](mmfl-table1.md)), and finds some
-methods in another order. The published code of S0's methods had faults at that time, though it is
+`rota reproduce mmfl-table1` measures MMFL's Table I ([results](mmfl-table1.md)), and finds some
+methods in another order. The published code of MMFL's methods had faults at that time, though it is
 not known which version of the code made the table. Here the faults are put back into the setting
 with 3 tasks. Everything else is as on that page: accuracies are relative to full participation with
 the same seed, and brackets show 95 % intervals of means over the seeds (Student's t); differences

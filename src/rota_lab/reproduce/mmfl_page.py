@@ -31,7 +31,7 @@ from rota_lab.reproduce.mmfl_cells import (
 from rota_lab.reproduce.result import Result, over_seeds
 
 BELOW = ("gvr-star", "stale-vr")
-"""Methods that S0 has below full participation, which is 1 by definition."""
+"""Methods that MMFL has below full participation, which is 1 by definition."""
 ORDER = (
     ("gvr-star", "gvr", "at least"),
     ("gvr-star", "lvr", "at least"),
@@ -40,7 +40,7 @@ ORDER = (
     ("gvr", "random", "above"),
     ("lvr", "random", "above"),
 )
-"""What S0's table says about its own methods, pair by pair."""
+"""What MMFL's table says about its own methods, pair by pair."""
 MANY = 6
 """Up to this many methods with missing runs are named."""
 
@@ -99,7 +99,7 @@ def report(found: Cells, about: About) -> Result:
 
 
 def _order(found: Cells, setting: str) -> dict[str, bool]:
-    """S0's order, claim by claim, by the means over the seeds that both methods have."""
+    """MMFL's order, claim by claim, by the means over the seeds that both methods have."""
     out = {}
     for method in BELOW:
         values = relative(found, setting, method)
@@ -163,12 +163,12 @@ def _first(about: About) -> str:
     )
     if about.quick:
         return (
-            "**This is the short version of S0's Table I. It shows that the reproduction runs, and "
-            f"is not the result.** Several models are trained at once over {size}. The source's "
-            "numbers are left out, since its runs are larger."
+            "**This is the short version of MMFL's Table I. It shows that the reproduction "
+            f"runs, and is not the result.** Several models are trained at once over {size}. The "
+            "source's numbers are left out, since its runs are larger."
         )
     return (
-        f"S0's Table I: several models are trained at once over {size}. Among the five tasks, "
+        f"MMFL's Table I: several models are trained at once over {size}. Among the five tasks, "
         "MNIST by writer replaces the source's EMNIST."
     )
 

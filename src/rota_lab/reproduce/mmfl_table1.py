@@ -1,4 +1,4 @@
-"""Multi-model FL's Table I (S0): several models trained at once, relative to full participation.
+"""MMFL's Table I: several models trained at once, relative to full participation.
 
 A part is one run: a setting, a method and a seed. A finished part is not run again. All methods run
 with one seed before the next seed starts, so that finished runs can be compared at any time.
@@ -60,12 +60,12 @@ from rota_lab.reproduce.result import Result
 CLIENTS, BUDGET, ROUNDS, SEEDS = 120, 12, 150, 5
 NAME = "mmfl-table1"
 HELD_OUT, QUICK_HELD_OUT = 0.3, 0.9
-"""The fraction of the test examples that S0 keeps for validation, and the fraction of the others
+"""The fraction of the test examples that MMFL keeps for validation, and the fraction of the others
 that the short version leaves out."""
 HIGH, LABELS = 0.1, 0.3
-"""S0's split: the fraction of clients with much data, and of labels that a client has."""
+"""MMFL's split: the fraction of clients with much data, and of labels that a client has."""
 LAST = 21
-"""S0's accuracies are means over this many last rounds."""
+"""MMFL's accuracies are means over this many last rounds."""
 EVERY = 5
 """The rounds between two tests before that."""
 QUICK_ROUNDS, QUICK_CLIENTS, QUICK_METHODS = 6, 24, ("full", "random", "gvr-star", "kvib")
@@ -101,7 +101,7 @@ class TaskSpec:
     model: Callable[..., nn.Module]
     lr: float
     sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
-    """S0's split: the range of examples of most clients, and of the few with much data."""
+    """MMFL's split: the range of examples of most clients, and of the few with much data."""
     owners: str = ""
     """Who the clients are, where the data have natural clients."""
     batch: int | None = None
@@ -198,7 +198,7 @@ def made(specs: dict[str, TaskSpec], clients: int, seed: int) -> list[Task]:
 
 
 def held_out(federation: Federation, out: float = HELD_OUT) -> Federation:
-    """A federation without the first test examples, which S0 keeps for validation."""
+    """A federation without the first test examples, which MMFL keeps for validation."""
     test, first = federation.test, int(out * len(federation.test.y))
     x, y = test.x[first:], test.y[first:]
     return replace(federation, test=replace(test, x=x, y=y, offsets=np.array([0, len(y)])))
@@ -321,7 +321,7 @@ def mmfl_table1(
     precision: str = "fp32",
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Several models at once: 15 ways to share 12 clients among 3 and 5 tasks (S0, Table I).
+    """Several models at once: 15 ways to share 12 clients among 3 and 5 tasks (Table I).
 
     Finished parts are kept in `out`, and are not run again. `minutes` limits the time; 0 runs
     nothing and returns what is finished.

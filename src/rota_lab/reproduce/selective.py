@@ -1,7 +1,7 @@
-"""Selective FedAvg (S2, Figs. 3-8 and Table II): nine nodes in three partitions of MNIST.
+"""Selective FedAvg (its Figs. 3-8 and Table II): nine nodes in three partitions of MNIST.
 
-S2 gives no optimiser, learning rate, mini-batch, local epochs or number of rounds, so these are
-rota's choice (SETTINGS), and the page names them.
+The paper gives no optimiser, learning rate, mini-batch, local epochs or number of rounds, so these
+are rota's choice (SETTINGS), and the page names them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CENTRAL = "centralised"
 
 @dataclass(frozen=True)
 class Settings:
-    """What S2 leaves open, for one of its models."""
+    """What the paper leaves open, for one of its models."""
 
     model: Callable[..., nn.Module]
     lr: float
@@ -59,7 +59,7 @@ SETTINGS = {
     "classic": Settings(rota.models.s2_classic, lr=0.1, rounds=15, images=9000),
     "wide": Settings(rota.models.s2_wide, lr=0.05, rounds=15, images=9000),
 }
-"""S2's models 1, 2 and 3. On two cores the convolutional ones get a part of the images."""
+"""The paper's models 1, 2 and 3. On two cores the convolutional ones get a part of the images."""
 QUICK = Settings(rota.models.s2_small, lr=0.1, rounds=12, batch=10, validation=200)
 """scikit-learn's digits, which need no files."""
 
@@ -112,7 +112,7 @@ def selective(
     minutes: float | None = None,
     device: str = "auto",
 ) -> Result:
-    """Selective FedAvg against FedAvg, local and centralised training, and its rivals (S2)."""
+    """Selective FedAvg against FedAvg, local and centralised training, and its rivals."""
     every = quick_pieces() if quick else pieces()
     wanted = every if quick else chosen(only, every)
     names = [piece.name for piece in every]

@@ -12,7 +12,7 @@ from rota_lab.reproduce.result import Result, Row, over_seeds
 
 CENTRAL_ACCURACY = {"small": 0.9640, "classic": 0.9912, "wide": 0.9954}
 PLAIN = {"small": 0.3266, "classic": 0.8432, "wide": 0.9731}
-"""S2's FedAvg at 0 % balanced, on the global test set."""
+"""The paper's FedAvg at 0 % balanced, on the global test set."""
 BAR = 0.005
 TITLES = {"small": "Model 1", "classic": "Model 2", "wide": "Model 3", "digits": "Model 1 (digits)"}
 POINTS = " points"
@@ -127,7 +127,7 @@ def _claims(runs: Table, model: str) -> list[Statement]:
     central = runs.values(model, 100, "centralised", "shared")
     if model in CENTRAL_ACCURACY:
         near = [BAR - abs(value - CENTRAL_ACCURACY[model]) for value in central.values()]
-        words = f"{TITLES[model]}: the centralised accuracy is within 0.5 points of S2's"
+        words = f"{TITLES[model]}: the centralised accuracy is within 0.5 points of the paper's"
         out.append(Statement(words, near, POINTS, 0.01))
     return out
 
@@ -166,9 +166,9 @@ def _text(runs: Table, number: int, settings: dict[str, Any], quick: bool) -> st
         "4-6 or 7-9. All nodes train in every round. The *own* tests have the mix of labels of the "
         "node's training images; the *global* test has all test images.",
         "",
-        "S2 names no optimiser, learning rate, mini-batch, local epochs, number of rounds or "
-        "threshold. Here it is SGD with one local epoch in each round; the threshold is found by "
-        "itself. Nodes train alone for as long as in five rounds before they are grouped.",
+        "The paper names no optimiser, learning rate, mini-batch, local epochs, number of rounds "
+        "or threshold. Here it is SGD with one local epoch in each round; the threshold is found "
+        "by itself. Nodes train alone for as long as in five rounds before they are grouped.",
         "",
     ]
     if quick:

@@ -1,4 +1,4 @@
-"""A node whose loss converges to C times its optimum while the global loss converges (S2, IV).
+"""A node whose loss converges to C times its optimum while the global loss converges.
 
 Node k has the loss F_k(w) = 1/2 |w - c_k|^2 + m_k, which is smooth and strongly convex with L = mu
 = 1. Nodes 1 to N-1 have their minimum at 0, and node N, with the share p of the data, has it at a
@@ -7,8 +7,8 @@ distance of delta. The global minimum is then at w* = p c_N, so
     F_N(w*) - F_N* = 1/2 (1 - p)^2 delta^2
     Gamma = F* - sum p_k F_k* = 1/2 p (1 - p) delta^2
 
-For a loss of C F_N* it takes 1/2 (1 - p)^2 delta^2 = (C - 1) F_N*. S2's proof takes Gamma / p = (C
-- 1) F_N* instead.
+For a loss of C F_N* it takes 1/2 (1 - p)^2 delta^2 = (C - 1) F_N*. The paper's proof takes
+Gamma / p = (C - 1) F_N* instead.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ def corrected(factor: float) -> float:
 
 
 def printed(factor: float) -> float:
-    """delta with Gamma / p = (C - 1) F_N*, as S2's proof chooses it."""
+    """delta with Gamma / p = (C - 1) F_N*, as the paper's proof chooses it."""
     return math.sqrt(2 * (factor - 1) * LEAST / (1 - 1 / NODES))
 
 
 def worst_local_loss(quick: bool = False) -> Result:
-    """S2's theorem: the global loss converges, and one node's loss to C times its optimum."""
+    """Selective FedAvg's theorem: one node's loss ends at C times its optimum."""
     rounds = 60 if quick else 100
     rows: list[Row] = []
     right, wrong, checks = [], [], dict[str, bool]()
@@ -123,7 +123,7 @@ def worst_local_loss(quick: bool = False) -> Result:
         good, bad = played(corrected(factor), rounds), played(printed(factor), rounds)
         words = f"C = {factor:g}: node N's loss / its optimum"
         rows.append(over_seeds(f"{words}, with our delta", factor, [good.ratio[-1]]))
-        rows.append(over_seeds(f"{words}, with S2's Gamma", factor, [bad.ratio[-1]]))
+        rows.append(over_seeds(f"{words}, with the paper's Gamma", factor, [bad.ratio[-1]]))
         right.append(Line(f"C = {factor:g}", range(1, rounds + 1), good.ratio, colour))
         right.append(Line("", [1, rounds], [factor, factor], colour, dashed=2))
         right.append(Line("", range(1, rounds + 1), bad.ratio, colour, dashed=1))
@@ -152,18 +152,19 @@ def _checks(factor: float, good: Path, bad: Path) -> dict[str, bool]:
         f"C = {factor:g}: node N's loss converges to C times its optimum": (
             abs(good.ratio[-1] - factor) < near
         ),
-        f"C = {factor:g}: with S2's choice of Gamma it converges to {least} times it": (
+        f"C = {factor:g}: with the paper's choice of Gamma it converges to {least} times it": (
             abs(bad.ratio[-1] - short) < near
         ),
     }
 
 
 TEXT = """
-S2 claims that for every C there are data for which FedAvg's global loss converges to its minimum
-while one node's loss converges to C times its own minimum. The claim is true. This page builds such
-data and measures it on rota's own rounds. The proof that S2 prints does not show it.
+The paper on Selective FedAvg claims that for every C there are data for which FedAvg's global loss
+converges to its minimum while one node's loss converges to C times its own minimum. The claim is
+true. This page builds such data and measures it on rota's own rounds. The proof that it prints does
+not show it.
 
-What is assumed here: every node's loss is a quadratic with L = mu = 1, so S2's assumptions 1 and 2
+What is assumed here: every node's loss is a quadratic with L = mu = 1, so its assumptions 1 and 2
 hold. Nodes take whole-data steps and all take part, so there is no noise (assumption 3 with sigma =
 0). Gradients are bounded along the path (assumption 4). Node N's minimum is above 0, because C
 times 0 would be no loss at all. There are ten nodes with equal data, p = 0.1.
