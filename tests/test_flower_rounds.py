@@ -5,19 +5,24 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from conftest import federation, linear
 from fleets import posted
 
 from rota import loop
 from rota.errors import BadInput
+from rota.estimate import FedVarp, Mifa
+from rota.estimate.memory import settle
 from rota.experiment import Experiment
-from rota.flower.fleet import FIRST, SLACK, Rules
+from rota.flower.fleet import FIRST, SLACK, Fleet, Rules
 from rota.flower.letter import Letter, Refused
 from rota.flower.limits import Limits
+from rota.flower.present import Present
 from rota.plan import Task
+from rota.running.check import check
 from rota.sampling import Full
 
 SIZES = [5, 6, 7, 4]
@@ -51,19 +56,24 @@ def test_k_of_n(tmp_path: Path) -> None:
     assert found == dict.fromkeys([0, 2], "the round did not wait for it")
 
 
-def test_a_late_reply_is_counted_and_dropped(tmp_path: Path) -> None:
-    kept: list[Letter] = []
+def keep_first(kept: list[Letter]) -> Any:
+    """Keep back the first reply of node 0."""
 
-    def late(node: int, reply: Letter) -> Letter | None:
+    def spoil(node: int, reply: Letter) -> Letter | None:
         if node == 0 and not kept:
             kept.append(reply)
             return None
         return reply
 
+    return spoil
+
+
+def test_a_late_reply_is_counted_and_dropped(tmp_path: Path) -> None:
+    kept: list[Letter] = []
     experiment = Experiment(
         [Task(linear, federation(SIZES), batch=3, name="a")], sampler=Full(), seed=1
     )
-    engine = posted(experiment, tmp_path, 2, Rules(deadline=0.5), late)
+    engine = posted(experiment, tmp_path, 2, Rules(deadline=0.5), keep_first(kept))
     state = loop.begin(experiment, engine)
     state, line = loop.play(experiment, engine, state)
     assert {each["client"] for each in line["failures"]} == {0, 2}
@@ -75,6 +85,103 @@ def test_a_late_reply_is_counted_and_dropped(tmp_path: Path) -> None:
     assert line["models"]["a"]["trained"] == 4
     assert engine.fleet.counts["late"] == 1
     assert not engine.fleet.late
+
+
+def test_a_memory_learns_from_a_late_reply(tmp_path: Path) -> None:
+    """MIFA remembers the update that came too late as if it had come in time; a sum drops it."""
+    experiment = Experiment(
+        [Task(linear, federation(SIZES), batch=3, name="a")],
+        sampler=Full(),
+        estimator=Mifa(),
+        seed=1,
+    )
+    kept: list[Letter] = []
+    engine = posted(experiment, tmp_path / "late", 2, Rules(deadline=0.5), keep_first(kept))
+    plain = posted(experiment, tmp_path / "plain", 2)
+    wire: Any = engine.fleet.wire
+    state, whole = loop.begin(experiment, engine), loop.begin(experiment, plain)
+    state, line = loop.play(experiment, engine, state)
+    whole, _ = loop.play(experiment, plain, whole)
+    assert {each["client"] for each in line["failures"]} == {0, 2}
+    memory, full = (each.policies["estimator"] for each in (state, whole))
+    settle(memory), settle(full)  # type: ignore[func-returns-value]
+    lost, others = [0, 2], [1, 3]
+    assert not memory["memory.0"][lost].any()
+    assert torch.equal(memory["memory.0"][others], full["memory.0"][others])
+    (key,) = engine.fleet.late
+    wire.box[key] = kept[0]
+    engine.fleet.wait(lambda: bool(engine.fleet.overdue), 10)
+    for _ in engine.fleet._replies({}):
+        pass
+    memory = engine.late(experiment.estimator, memory)
+    settle(memory)
+    assert torch.equal(memory["memory.0"], full["memory.0"])
+    assert torch.equal(memory["norm"], full["norm"])
+    assert engine.fleet.counts["remembered"] == 2
+    assert not engine.fleet.overdue
+    wire.box[key] = kept[0]  # a second time it is nobody's reply
+    for _ in engine.fleet._replies({}):
+        pass
+    assert not engine.fleet.overdue
+
+
+def test_a_late_reply_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    experiment = Experiment(
+        [Task(linear, federation(SIZES), batch=3, name="a")],
+        sampler=Full(),
+        estimator=FedVarp(),
+        seed=1,
+    )
+    kept: list[Letter] = []
+    engine = posted(experiment, tmp_path, 2, Rules(deadline=0.5), keep_first(kept))
+    wire: Any = engine.fleet.wire
+    state, _ = loop.play(experiment, engine, loop.begin(experiment, engine))
+    (key,) = engine.fleet.late
+    wire.box[key] = kept[0]
+    state, line = loop.play(experiment, engine, state)
+    assert not line["failures"]
+    assert len(engine.fleet.overdue) == 1
+    settle(state.policies["estimator"])
+    before = state.policies["estimator"]["memory.0"].clone()
+    after = engine.late(experiment.estimator, state.policies["estimator"])
+    settle(after)
+    assert torch.equal(after["memory.0"], before)
+    assert not engine.fleet.counts["remembered"]
+
+
+def test_who_is_away_is_not_drawn_and_counts_more_when_it_is_back(tmp_path: Path) -> None:
+    experiment = Experiment(
+        [Task(linear, federation(SIZES), batch=3, name="a")], sampler=Full(), seed=1
+    )
+    engine = posted(experiment, tmp_path, 2)
+    fleet, wire = engine.fleet, cast(Any, engine.fleet.wire)
+    experiment = experiment.using(availability=Present(experiment.availability, fleet, engine.ids))
+    check(experiment)
+    state, weights = loop.begin(experiment, engine), []
+    for there in ([0, 1], [1], [1], [0, 1]):  # node 0 has clients 0 and 2
+        wire.nodes = lambda there=there: there
+        fleet.refresh()
+        fleet.offline = dict.fromkeys(fleet.offline, -1e9)  # for longer than a moment
+        now = state.round + 1
+        shares, _ = experiment.availability.step(
+            state.policies["availability"], state.shares, 1, now
+        )
+        weights.append((shares / experiment.shares)[0].tolist())
+        state, line = loop.play(experiment, engine, state)
+        assert not line["failures"]
+        assert line["models"]["a"]["trained"] == 2 * len(there)
+    assert weights[:3] == [[1, 1, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1]]
+    assert weights[3] == [2, 1, 2, 1]  # it was there in two of four rounds
+
+
+def test_a_node_that_is_new_is_judged_by_the_speed_that_it_told(tmp_path: Path) -> None:
+    wire: Any = None
+    fleet = Fleet(wire, machines={1: {"gflops": 20.0}, 2: {"gflops": 5.0}, 3: {"gflops": 0.0}})
+    assert fleet.usual(2) is None  # nobody has replied yet
+    fleet.times[1] += [3.0, 2.0, 4.0]
+    assert fleet.usual(1) == 3.0
+    assert fleet.usual(2) == 12.0
+    assert fleet.usual(3) is None
 
 
 def test_a_client_that_keeps_failing_is_put_aside_for_a_while(tmp_path: Path) -> None:
@@ -131,15 +238,22 @@ def test_hours(hours: str, good: tuple[int, ...], bad: tuple[int, ...]) -> None:
         Limits("nine to five")
 
 
-def test_bytes_per_day() -> None:
+def test_bytes_per_day(tmp_path: Path) -> None:
     today = [1]
-    limits = Limits(bytes=100, clock=lambda: at(12, today[0]))
+    file = tmp_path / "traffic.json"
+    limits = Limits(bytes=100, clock=lambda: at(12, today[0]), file=file)
     limits.check("train", 60)
     limits.count(60)
     with pytest.raises(Refused, match="100 bytes per day"):
         limits.check("train", 60)
+    again = Limits(bytes=100, clock=lambda: at(12, today[0]), file=file)
+    with pytest.raises(Refused, match="100 bytes per day"):  # a restart begins no new day
+        again.check("train", 60)
     today[0] = 2
     limits.check("train", 60)
+    again.check("train", 60)
+    file.write_text("{")
+    Limits(bytes=100, clock=lambda: at(12, today[0]), file=file).check("train", 60)
 
 
 def test_a_battery(tmp_path: Path) -> None:

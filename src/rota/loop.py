@@ -58,6 +58,8 @@ def play(
     shares, new["availability"] = experiment.availability.step(
         new["availability"], state.shares, experiment.seed, now
     )
+    if hasattr(engine, "late"):  # a memory learns from replies that came after their rounds
+        new["estimator"] = engine.late(estimator, new["estimator"])
     rates = np.array([experiment.tasks[model.task].lr_at(now) for model in state.models])
     pace = rates / rates.max()
     held = hold(

@@ -81,16 +81,18 @@ def client(
         raise BadInput(f"{data} is not a folder: give the folder with the client's .npz files")
     if not slow >= 1:
         raise BadInput(f"slow is {slow:g}: it must be at least 1")
+    state = (state or data / ".rota").absolute()
+    traffic = None if daily is None else daily * 1e6
     settings = node.Settings(
         server=server,
         data=data.absolute(),
-        state=(state or data / ".rota").absolute(),
+        state=state,
         root=None if root is None else root.read_bytes(),
         key=None if key is None else key.read_bytes(),
         allow=tuple(allow),
         threads=threads,
         memory=memory * 1e6,
-        limits=Limits(hours, battery, None if daily is None else daily * 1e6),
+        limits=Limits(hours, battery, traffic, file=state / "traffic.json"),
         slow=slow,
         idle=idle,
     )

@@ -45,15 +45,18 @@ def demo(
                 "seconds": totals,
                 "faster": found.faster,
                 "slow_node_over_target": found.off,
+                "slow_node_over_others": found.behind,
                 "accuracy": {side.name: side.accuracy for side in found.sides},
                 "width": found.sides[0].width,
             }
         )
         return
+    fluid = found.sides[0]
     for side in found.sides:
         print_line(f"{side.name}: {totals[side.name]:.1f} s, accuracy {side.accuracy:.2%}")
     words = "faster" if found.faster > 0 else "slower"
     print_line(f"with FLuID the run is {abs(found.faster):.0%} {words}")
     print_line(
-        f"the slow node is {found.off:+.0%} from the target of {found.sides[0].target:.2f} s"
+        f"the slow node's time is {found.off:+.0%} from the target of {fluid.targets[-1]:.2f} s, "
+        f"and {found.behind:+.0%} from the slowest other node's"
     )

@@ -54,7 +54,8 @@ class Side:
     name: str
     rounds: list[float] = field(default_factory=list)
     nodes: list[list[float]] = field(default_factory=list)
-    target: float = float("nan")
+    targets: list[float] = field(default_factory=list)
+    """What the slow node's time should have been in each round."""
     width: float = 1.0
     accuracy: float = 0.0
 
@@ -74,9 +75,19 @@ class Seen:
 
     @property
     def off(self) -> float:
-        """How far the slow node's time is above the target, over the second half, as a share."""
-        half = [each[self.slow] for each in self.sides[0].nodes]
-        return float(np.median(half[len(half) // 2 :])) / self.sides[0].target - 1
+        """How far the slow node's time is from the target, as a share: the second half's median."""
+        mine = np.array([each[self.slow] for each in self.sides[0].nodes])
+        return _second_half(mine / self.sides[0].targets) - 1
+
+    @property
+    def behind(self) -> float:
+        """How far it is from the slowest other node's time in the same round, likewise."""
+        each = np.array(self.sides[0].nodes)
+        return _second_half(each[:, self.slow] / np.delete(each, self.slow, 1).max(1)) - 1
+
+
+def _second_half(ratios: Any) -> float:
+    return float(np.median(ratios[len(ratios) // 2 :]))
 
 
 def data(nodes: int) -> Federation:
@@ -154,7 +165,10 @@ def demo(rounds: int, nodes: int, say: Callable[[str], None], show: Callable[[An
         sides = [Side("with FLuID"), Side("without")]
         engines = [Remote(each, fleet, Options(torch.device("cpu")), ()) for each in experiments]
         states = [loop.begin(*each) for each in zip(experiments, engines, strict=True)]
+        say("a first round, in which the nodes build their networks, does not count")
+        loop.play(experiments[1], engines[1], states[1])
         for _ in range(rounds):
+            sides[0].targets.append(float(states[0].policies["capacity"]["target"]))
             for place, side in enumerate(sides):
                 began = time.perf_counter()
                 seconds = Watched(engines[place], nodes)
@@ -162,8 +176,7 @@ def demo(rounds: int, nodes: int, say: Callable[[str], None], show: Callable[[An
                 side.rounds.append(time.perf_counter() - began)
                 side.nodes.append(seconds.each)
                 side.accuracy = record["accuracy"]
-            memory = states[0].policies["capacity"]
-            sides[0].target, sides[0].width = float(memory["target"]), float(memory["width"][slow])
+            sides[0].width = float(states[0].policies["capacity"]["width"][slow])
             show(sides)
         return Seen(slow, sides)
 

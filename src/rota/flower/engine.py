@@ -11,16 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.admission import admit
 from rota.channel import address
 from rota.data.federation import Federation, Part
 from rota.engine import parts
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput
-from rota.flower import spec
+from rota.estimate import FedVarp
+from rota.estimate.memory import Tensors
+from rota.flower import overdue, spec
 from rota.flower.codec import pack, unpack, vector
 from rota.flower.fleet import Answer, Ask, Fleet, number
 from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused
+from rota.grouping import One
 from rota.plan import Chunk, Costs, Job, Model, Seen
 from rota.weights import Weights
 
@@ -50,6 +54,10 @@ class Remote:
         profile = experiment.devices.profile(len(self.ids), self.seed)
         self.local = Sequential(self.tasks, profile, self.seed, options.device)
         self.numbers = {name: i for i, name in enumerate(self.ids)}
+        self.newest: dict[tuple[int, int], int] = {}
+        """Each client's and model's last round with an update."""
+        estimator, grouping = experiment.estimator, experiment.policies["grouping"]
+        self.remembers = isinstance(estimator, FedVarp) and isinstance(grouping, One)
 
     def close(self) -> None:
         """Stop what was started for this engine."""
@@ -73,13 +81,34 @@ class Remote:
         for row, why in absent:
             yield self._failed(job, row, why, 0)
         fine: dict[str, bool] = {}
-        for answer in self.fleet.exchange(asks, job.now):
+        for answer in self.fleet.exchange(asks):
             for chunk in self._read(job, answer):
-                name = self.ids[int(job.plan.client[chunk.rows[0]])]
-                fine[name] = fine.get(name, True) and not chunk.reason[0]
+                client = int(job.plan.client[chunk.rows[0]])
+                name, good = self.ids[client], not chunk.reason[0]
+                fine[name] = fine.get(name, True) and good
+                if good:
+                    self.newest[client, chunk.model] = job.now
                 yield chunk
         for name, good in fine.items():
             self.fleet.judge(name, good, job.now)
+
+    def late(self, estimator: Any, state: Tensors) -> Tensors:
+        """What an estimator with a memory knows, with the replies that came after their rounds."""
+        answers, self.fleet.overdue = self.fleet.overdue, []
+        for answer in answers if self.remembers else ():
+            job = answer.ask.job
+            if not isinstance(job, Job):
+                continue
+            for each in self._read(job, answer):
+                chunk = admit(each, job, Seen.nothing(len(job.plan)))
+                if chunk is None or not chunk.ok.all():
+                    continue
+                pair = int(job.plan.client[chunk.rows[0]]), chunk.model
+                if self.newest.get(pair, 0) < job.now:
+                    state = overdue.remember(estimator, state, job.plan, chunk)
+                    self.newest[pair] = job.now
+                    self.fleet.counts["remembered"] += 1
+        return state
 
     def losses(self, job: Job, examples: int | None = None) -> Seen:
         """Each row's mean loss over its client's training examples, or over some at random."""
@@ -89,7 +118,7 @@ class Remote:
         asks, absent = self._asks(job, LOSSES, {"examples": examples})
         for row, why in absent:
             seen.reason[row] = why
-        for answer in self.fleet.exchange(asks, job.now):
+        for answer in self.fleet.exchange(asks):
             rows, up, down = answer.ask.rows, 0, answer.ask.nbytes // len(answer.ask.rows)
             seen.costs.down[rows] = down
             if isinstance(answer.reply, str):
@@ -130,7 +159,8 @@ class Remote:
             def make(node: int, rows: list[int] = rows) -> Letter:
                 return self._letter(job, kind, more, node, rows, shared)
 
-            asks.append(Ask(node, np.array(rows), names, make))
+            kept = job if kind == "train" and self.remembers else None
+            asks.append(Ask(node, np.array(rows), names, make, kept))
         return asks, absent
 
     def _letter(

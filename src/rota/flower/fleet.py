@@ -7,10 +7,11 @@ deadline comes from what was measured: nobody has to guess it.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -93,6 +94,8 @@ class Ask:
     rows: Array
     clients: list[str]
     make: Callable[[int], Letter]
+    job: Any = None
+    """What the rows are rows of; a reply that comes too late may still be of use with it."""
     nbytes: int = 0
     sent: float = 0.0
     tries: int = 0
@@ -123,8 +126,10 @@ class Fleet:
     offline: dict[int, float] = field(default_factory=dict)
     """Nodes that are not online -> since when. One that restarts is so for a moment."""
     queries: dict[str, tuple[int, float]] = field(default_factory=dict)
-    late: dict[str, tuple[int, float, float]] = field(default_factory=dict)
-    """Replies that a round did not wait for: round, when it was sent, and until when it lives."""
+    late: dict[str, tuple[Ask, float]] = field(default_factory=dict)
+    """Questions whose replies a round did not wait for, and until when these may come."""
+    overdue: list[Answer] = field(default_factory=list)
+    """Replies that came after their round, if the engine has a use for them."""
     times: dict[int, deque[float]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT))
     )
@@ -214,11 +219,23 @@ class Fleet:
     # --- an exchange
 
     def usual(self, node: int) -> float | None:
-        """How long a node usually takes; None if that is not known."""
-        times = self.times.get(node)
-        return float(np.median(times)) if times else None
+        """How long a node usually takes; None if that is not known.
 
-    def exchange(self, asks: list[Ask], now: int) -> Iterator[Answer]:
+        A node that has not replied yet is judged by the speed that it told, and by the others.
+        """
+        times, mine = self.times.get(node), self._speed(node)
+        if times:
+            return float(np.median(times))
+        known = [(np.median(t), self._speed(other)) for other, t in self.times.items() if t]
+        scaled = [float(t * speed / mine) for t, speed in known if speed and mine]
+        return max(scaled, default=None)
+
+    def _speed(self, node: int) -> float:
+        """The speed that a node told; 0 if it told none."""
+        told = self.machines.get(node, {}).get("gflops", 0.0)
+        return told if 0 < told < np.inf else 0.0
+
+    def exchange(self, asks: list[Ask]) -> Iterator[Answer]:
         """Send each node its letter, and give what comes back, until the round ends.
 
         A node that lost its letter, because it was restarted, is asked again when it is back.
@@ -226,7 +243,8 @@ class Fleet:
         waiting: dict[str, Ask] = {}
         limit = self.rules.limit([self.usual(ask.node) for ask in asks])
         end, todo, lost = time.monotonic() + limit, deque(asks), list[Ask]()
-        wanted, done = self.rules.enough * sum(len(ask.rows) for ask in asks), 0
+        rows, done = sum(len(ask.rows) for ask in asks), 0
+        wanted = math.ceil(self.rules.enough * rows - 1e-9)
         while (todo or waiting or lost) and (done < wanted or todo) and time.monotonic() < end:
             try:
                 if todo:
@@ -250,8 +268,7 @@ class Fleet:
                         lost.remove(ask)
                         yield self._end(ask, "its node went offline")
             except LinkCut:  # a reply to the first question counts as late
-                for key, ask in waiting.items():
-                    self.late[key] = now, ask.sent, time.monotonic() + 2 * limit
+                self._leave(waiting, limit)
                 todo += waiting.values()
                 waiting = {}
                 self.queries.clear()
@@ -265,9 +282,14 @@ class Fleet:
             rest = f"no reply within {limit:.1f} seconds"
         for ask in [*lost, *todo]:
             yield self._end(ask, rest)
-        for key, ask in waiting.items():
-            self.late[key] = now, ask.sent, time.monotonic() + 2 * limit
+        self._leave(waiting, limit)
+        for ask in waiting.values():
             yield self._end(ask, rest)
+
+    def _leave(self, waiting: dict[str, Ask], limit: float) -> None:
+        """Wait for these no longer; their replies are late if they come."""
+        end = time.monotonic() + 2 * limit
+        self.late |= {key: (replace(ask), end) for key, ask in waiting.items()}
 
     def _end(self, ask: Ask, why: str) -> Answer:
         return Answer(ask, why, time.monotonic() - ask.sent)
@@ -289,20 +311,20 @@ class Fleet:
             if key in self.queries:
                 self.met(key, reply)
             elif key in self.late:
-                now, sent, _ = self.late.pop(key)
-                self.counts["late"] += 1
-                say.warning(
-                    "a reply of round %d came %.1f s after it was asked for: too late",
-                    now,
-                    time.monotonic() - sent,
-                )
+                ask, _ = self.late.pop(key)
+                seconds = time.monotonic() - ask.sent
+                if not isinstance(reply, str):
+                    self.counts["late"] += 1
+                    self.times[ask.node].append(seconds)
+                    self.overdue += [Answer(ask, reply, seconds)] if ask.job is not None else []
+                    say.warning("node %d: a reply came after %.1f s: too late", ask.node, seconds)
             elif key in waiting:
                 ask = waiting.pop(key)
                 seconds = time.monotonic() - ask.sent
                 if not isinstance(reply, str):
                     self.times[ask.node].append(seconds)
                 yield Answer(ask, reply, seconds)
-        for key in [k for k, (_, _, end) in self.late.items() if time.monotonic() > end]:
+        for key in [k for k, (_, end) in self.late.items() if time.monotonic() > end]:
             del self.late[key]
 
     def _again(self, asks: list[Ask]) -> list[Ask]:

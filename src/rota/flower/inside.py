@@ -10,19 +10,21 @@ whose upload has stopped.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
+import importlib
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography.hazmat.primitives import serialization
-from flwr.app import Error, Message
+from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -76,35 +78,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from rota.flower import keys
 from rota.flower.letter import Letter, LinkLost, Refused
 from rota.flower.records import to_records
 
 VERSIONS = ("1.40", "1.41", "1.42")
 """The versions of flwr that this file was written for."""
-APP = {
-    "pyproject.toml": b"""[project]
-name = "rota"
-version = "1.0.0"
-description = "rota's own processes play both parts"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "rota"
-[tool.flwr.app.components]
-serverapp = "nothing.app:server"
-clientapp = "nothing.app:client"
-""",
-    "nothing/__init__.py": b"",
-    "nothing/app.py": (
-        b"from flwr.clientapp import ClientApp\nfrom flwr.serverapp import ServerApp\n"
-        b"client, server = ClientApp(), ServerApp()\n"
-    ),
-}
-"""A SuperLink wants an app for each run. This one is never executed."""
 BEAT = 15.0
 """Seconds between two signs of life of the server's run."""
 AWAY = (502, 503, 504)
 """Statuses of a SuperLink that is restarting."""
+ROOM = 8
+"""How many replies are in memory at once."""
 
 
 def named(message: Message, number: str) -> Message:
@@ -117,7 +102,12 @@ class Session:
     """A run on a SuperLink: this process is its ServerApp."""
 
     def __init__(
-        self, address: str, root: bytes | None, secret: bytes | None, patience: float
+        self,
+        address: str,
+        root: bytes | None,
+        secret: bytes | None,
+        patience: float,
+        app: dict[str, bytes],
     ) -> None:
         self.address, self.root, self.secret, self.patience = address, root, secret, patience
         self.cut = False
@@ -126,7 +116,7 @@ class Session:
         self.control = ControlHttpClient.from_server_address(
             address, plain, root, interceptors=[version(component_name="cli")]
         )
-        fab, _ = build_fab_from_files(APP)
+        fab, _ = build_fab_from_files(app)
         sent = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
         self.run = self.call(self.control.StartRun, StartRunRequest(fab=sent)).run_id
         interceptors: list[Any] = [version(component_name="SuperExec")]
@@ -159,7 +149,7 @@ class Session:
         ours = self.call(self.client.PullTaskInput, PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id = ours.task_id, ours.run.run_id
         TaskIdentity.node_id = ours.context.node_id
-        self.pool = ThreadPoolExecutor(4, "replies")
+        self.pool, self.room = ThreadPoolExecutor(4, "replies"), threading.Semaphore(ROOM)
         self.ended = threading.Event()
         self.coming: dict[str, Future[Message]] = {}
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -194,7 +184,7 @@ class Session:
 
     def register(self, public: bytes) -> None:
         """Let the node with this public key in, which is the text of a .pub file."""
-        key = public_bytes(serialization.load_ssh_public_key(public))
+        key = keys.public_of(public)
         try:
             self.call(self.control.RegisterNode, RegisterNodeRequest(public_key=key))
         except httpx.HTTPStatusError as error:
@@ -238,6 +228,7 @@ class Session:
                 self.coming[key] = self.pool.submit(self._fetch, proto, tree, limit)
         for key in [key for key, future in self.coming.items() if future.done()]:
             future = self.coming.pop(key)
+            self.room.release()
             try:
                 yield key, future.result()
             except LinkLost:
@@ -246,6 +237,9 @@ class Session:
                 yield key, f"its reply did not arrive whole ({type(error).__name__})"
 
     def _fetch(self, proto: Any, tree: Any, limit: float) -> Message:
+        while not self.room.acquire(timeout=0.2):  # what has come waits to be added up
+            if self.ended.is_set():
+                raise LinkLost("the run has ended")
         number = proto.metadata.message_id
         contents = pull_objects(
             [each.object_id for each in iterate_object_tree(tree)],
@@ -281,11 +275,9 @@ class Member:
     def __init__(
         self, address: str, folder: Path, root: bytes | None, key: bytes | None, beat: float
     ) -> None:
-        from rota.flower.keys import node_key
-
         self.folder, self.beat, self.known = folder, beat, key is not None
-        private = node_key(folder / "key") if key is None else _private(key)
-        self.public = public_bytes(private.public_key())
+        private = keys.node_key(folder / "key") if key is None else keys.read_secret(key)
+        self.public = keys.public_bytes(private.public_key())
         self.client = FleetHttpClient.from_server_address(
             address,
             root is None,
@@ -296,6 +288,8 @@ class Member:
             ],
         )
         self.node: Any = None
+        self.off = datetime.timedelta(0)
+        """How far the server's clock is ahead of ours."""
 
     def join(self) -> int:
         """Be online: as the node that we were before, if there was one."""
@@ -315,6 +309,18 @@ class Member:
         self.node = Node(node_id=number)
         last.write_text(str(number))
         return int(number)
+
+    def heed(self, refusal: httpx.Response) -> bool:
+        """Take the server's time if ours is wrong; a SuperLink refuses nodes whose clock is off."""
+        told = refusal.headers.get("date")
+        if refusal.status_code != 401 or not told:
+            return False
+        off = parsedate_to_datetime(told) - datetime.datetime.now(datetime.UTC)
+        wrong = abs((off - self.off).total_seconds()) > 5
+        if wrong:
+            set_clock(off)
+            self.off = off
+        return wrong
 
     def leave(self) -> None:
         """Be offline."""
@@ -365,14 +371,14 @@ class Member:
             )
 
 
-def answer(letter: Letter, to: Message) -> Message:
-    """A reply with a letter."""
-    return Message(to_records(letter), reply_to=to)
+def set_clock(off: datetime.timedelta) -> None:
+    """Sign and date, in this process, by a clock that is so far ahead of this machine's."""
 
+    def now() -> datetime.datetime:
+        return datetime.datetime.now(tz=datetime.UTC) + off
 
-def error(reason: str, to: Message) -> Message:
-    """A reply that says what went wrong."""
-    return Message(Error(code=8, reason=reason), reply_to=to)
+    for name in ("flwr.app.message.message", "flwr.supernode.node_auth_http_interceptor"):
+        importlib.import_module(name).now = now  # type: ignore[attr-defined]
 
 
 def remember(message: Message) -> bytes:
@@ -384,16 +390,3 @@ def remember(message: Message) -> bytes:
 def recall(kept: bytes) -> Message:
     """A message without its content, to which an error can be replied."""
     return message_from_proto(ProtoMessage.FromString(kept))
-
-
-def public_bytes(key: Any) -> bytes:
-    """A public key as the SuperLink takes it."""
-    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    public: bytes = key.public_bytes(encoding, form)
-    return public
-
-
-def _private(key: bytes) -> Any:
-    if b"OPENSSH" in key:
-        return serialization.load_ssh_private_key(key, None)
-    return serialization.load_pem_private_key(key, None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 DAYS = 825
-"""How long certificates hold."""
+"""How long certificates hold. They begin two days ago, for clients whose clocks are late."""
 
 
 def write(path: Path, data: bytes, secret: bool = False) -> None:
@@ -49,7 +49,7 @@ def certify(folder: Path, names: Sequence[str]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "nodes").mkdir(exist_ok=True)
-    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
     authority, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rota CA")])
     every = list(dict.fromkeys([*names, "localhost", "127.0.0.1"]))
@@ -119,6 +119,31 @@ def node_key(path: Path) -> EllipticCurvePrivateKey:
     write(path, secret, secret=True)
     write(path.with_name(f"{path.name}.pub"), public + b"\n")
     return key
+
+
+def public_bytes(key: Any) -> bytes:
+    """A public key as the SuperLink takes it."""
+    from cryptography.hazmat.primitives import serialization
+
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    public: bytes = key.public_bytes(encoding, form)
+    return public
+
+
+def public_of(text: bytes) -> bytes:
+    """The public key in the text of a .pub file, as the SuperLink takes it."""
+    from cryptography.hazmat.primitives import serialization
+
+    return public_bytes(serialization.load_ssh_public_key(text))
+
+
+def read_secret(text: bytes) -> Any:
+    """The secret key in a file's text."""
+    from cryptography.hazmat.primitives import serialization
+
+    if b"OPENSSH" in text:
+        return serialization.load_ssh_private_key(text, None)
+    return serialization.load_pem_private_key(text, None)
 
 
 def _name(name: str) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rota import files
 from rota.errors import BadInput
 from rota.flower.letter import Refused
 
@@ -30,13 +33,21 @@ class Limits:
     day: datetime.date | None = None
     used: float = 0.0
     """How many bytes went either way on that day."""
+    file: Path | None = None
+    """Where they are remembered, so that a restart does not begin the day again."""
 
     def __post_init__(self) -> None:
         if self.hours is not None:
             self._hours()
+        with suppress(OSError, ValueError, KeyError, TypeError):  # nothing is remembered
+            told = json.loads(self.file.read_text()) if self.file else {}
+            self.day, self.used = datetime.date.fromisoformat(told["day"]), float(told["used"])
 
     def check(self, kind: str, nbytes: int) -> None:
-        """Refuse work that is not allowed now. A query is always answered."""
+        """Refuse work that is not allowed now, with a reply of so many bytes.
+
+        A query is always answered.
+        """
         if kind == "query":
             return
         now = self.clock()
@@ -59,6 +70,9 @@ class Limits:
         """Count what has travelled."""
         self._today(self.clock())
         self.used += nbytes
+        if self.file is not None:
+            with suppress(OSError):  # a full disk must not keep us from working
+                files.write(self.file, json.dumps({"day": str(self.day), "used": self.used}))
 
     def _today(self, now: datetime.datetime) -> float:
         if self.day != now.date():

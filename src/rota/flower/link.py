@@ -12,6 +12,26 @@ from rota.flower.letter import Letter, LinkCut, LinkLost
 from rota.flower.records import read
 from rota.flower.superlink import Door
 
+APP = {
+    "pyproject.toml": b"""[project]
+name = "rota"
+version = "1.0.0"
+description = "rota's own processes play both parts"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "rota"
+[tool.flwr.app.components]
+serverapp = "nothing.app:server"
+clientapp = "nothing.app:client"
+""",
+    "nothing/__init__.py": b"",
+    "nothing/app.py": (
+        b"from flwr.clientapp import ClientApp\nfrom flwr.serverapp import ServerApp\n"
+        b"client, server = ClientApp(), ServerApp()\n"
+    ),
+}
+"""A SuperLink wants an app for each run. This one is never executed."""
 PATIENCE = 60.0
 """Seconds that a SuperLink may be away before the run ends."""
 
@@ -25,7 +45,7 @@ class Link:
 
     def _begin(self) -> inside.Session:
         door = self.door
-        session = inside.Session(door.address, door.root, door.secret, self.patience)
+        session = inside.Session(door.address, door.root, door.secret, self.patience, APP)
         for key in self.known:
             session.register(key)
         return session

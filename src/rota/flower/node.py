@@ -212,6 +212,9 @@ class Transport:
                 number = self.member.join()
             except httpx.HTTPStatusError as error:
                 away = error.response.status_code in self.inside.AWAY
+                if self.member.heed(error.response):
+                    say("this machine's clock is off by %s: the server's is used", self.member.off)
+                    continue
                 if not away and time.monotonic() > end:  # a new server may not know us yet
                     raise BadInput(
                         f"the server at {self.settings.server} does not let this client in "
@@ -240,12 +243,14 @@ class Transport:
 
     def _confess(self) -> None:
         """Say that we were killed at work, because the server believes that we still work."""
+        from rota.flower import records
+
         if not self.pending.exists():
             return
         with suppress(Exception):  # half a file, or a run that is over
             old = self.inside.recall(self.pending.read_bytes())
             reason = "the client was killed at work and has restarted"
-            self.member.push(self.inside.error(reason, old), 0.0)
+            self.member.push(records.error(reason, old), 0.0)
         self.pending.unlink(missing_ok=True)
 
     def _work(self, message: Any) -> None:
@@ -260,13 +265,14 @@ class Transport:
             limit = letter.head.get("limit")
             if not isinstance(limit, int | float) or not 0 < limit <= 1e6:
                 raise Refused("the letter has no sound limit of time")
-            self.settings.limits.check(letter.kind, letter.nbytes)
+            self.settings.limits.count(letter.nbytes)
+            self.settings.limits.check(letter.kind, letter.nbytes)  # a reply is about as large
             found = self.worker.ask(letter, float(limit))
-            self.settings.limits.count(letter.nbytes + found.nbytes)
-            reply = self.inside.answer(found, message)
+            self.settings.limits.count(found.nbytes)
+            reply = records.answer(found, message)
         except Refused as why:
             say("refused: %s", why)
-            reply = self.inside.answer(records.refusal(why), message)
+            reply = records.answer(records.refusal(why), message)
         self._push(lambda: self.member.push(reply, time.monotonic() - began))
         self.pending.unlink(missing_ok=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from rota.flower.letter import OWN, VERSION, Letter, Lost, Refused, read_head
 
@@ -53,3 +53,13 @@ def read(message: Message) -> Letter | str:
 def refusal(why: Refused) -> Letter:
     """The reply of a node that does not do the work."""
     return Letter("reply", {"version": VERSION, "refused": str(why)[:1000]})
+
+
+def answer(letter: Letter, to: Message) -> Message:
+    """A reply with a letter."""
+    return Message(to_records(letter), reply_to=to)
+
+
+def error(reason: str, to: Message) -> Message:
+    """A reply that says what went wrong."""
+    return Message(Error(code=8, reason=reason), reply_to=to)

@@ -22,6 +22,7 @@ from rota.experiment import Experiment
 from rota.files import write
 from rota.flower.engine import Remote, await_clients, stand_in
 from rota.flower.fleet import Fleet, Rules
+from rota.flower.present import Present
 from rota.flower.superlink import installed, started
 
 Config = dict[str, Any]
@@ -71,7 +72,7 @@ class Meeting:
             experiment = recipe.build(config)
             self.fleet.tasks = experiment.names
             await_clients(self.fleet, list(experiment.tasks[0].roster.ids), seconds)
-            return experiment
+            return self.watched(experiment)
         if not all(own):
             raise BadInput("some tasks have data in a folder, and some have not: use one kind")
         tests = [_test(table["data"]) for table in config["task"]]
@@ -83,7 +84,12 @@ class Meeting:
             replace(test, train=replace(test.train, offsets=np.zeros(own.clients + 1, np.int64)))
             for test, own in zip(tests, rosters, strict=True)
         ]
-        return recipe.build(config, tasks)
+        return self.watched(recipe.build(config, tasks))
+
+    def watched(self, experiment: Experiment) -> Experiment:
+        """The experiment, in which only clients that can be reached are drawn."""
+        ids = experiment.tasks[0].roster.ids
+        return experiment.using(availability=Present(experiment.availability, self.fleet, ids))
 
     def _rosters(
         self, tests: list[Federation], clients: int, seconds: float, file: Path
