@@ -30,12 +30,15 @@ from rota_lab.reproduce import (
     estimate,
     fluid,
     fluid_page,
+    fluid_settings,
     fluid_studies,
     fluid_time_page,
+    fluid_track,
     run,
     table,
     write_page,
 )
+from rota_lab.reproduce.fluid_settings import QUICK
 from rota_lab.reproduce.interval import (
     CANNOT_TELL,
     FAILS,
@@ -115,7 +118,7 @@ def test_verdicts_are_on_the_page_and_in_the_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_short_version(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fluid, "QUICK", replace(fluid.QUICK, rounds=1))
+    monkeypatch.setattr(fluid, "QUICK", replace(QUICK, rounds=1))
     result = run(name, quick=True, out=tmp_path)
     study = STUDIES[name]
     assert result.quick
@@ -182,7 +185,7 @@ def examples() -> Examples:
 
 
 def test_clients_of_several_writers() -> None:
-    owner, clients = fluid.grouped(3, 2)(examples(), np.random.default_rng(0))
+    owner, clients = fluid_settings.grouped(3, 2)(examples(), np.random.default_rng(0))
     assert clients == 3
     by_writer = owner.reshape(7, 4)
     assert (by_writer == by_writer[:, :1]).all()
@@ -190,7 +193,7 @@ def test_clients_of_several_writers() -> None:
 
 
 def test_the_same_random_units_in_every_round() -> None:
-    task = fluid.QUICK.task(0)
+    task = QUICK.task(0)
     capacity = Fixed(sizes=(0.5,))
     experiment = Experiment([task], Full(), FedAvg(), capacity=capacity)
     (units,) = experiment.units
@@ -208,7 +211,7 @@ def test_the_same_random_units_in_every_round() -> None:
 
 
 def test_halves_of_writers() -> None:
-    owner, clients = fluid.halved(10)(examples(), np.random.default_rng(0))
+    owner, clients = fluid_settings.halved(10)(examples(), np.random.default_rng(0))
     assert clients == 10
     for mine in owner.reshape(7, 4):
         assert len({each // 2 for each in mine.tolist() if each >= 0}) <= 1
@@ -216,21 +219,21 @@ def test_halves_of_writers() -> None:
 
 
 def test_invariant_units_are_counted() -> None:
-    task = fluid.QUICK.task(0)
+    task = QUICK.task(0)
     capacity = Fixed(sizes=(1.0, 0.5), parts=(0.8, 0.2))
     experiment = Experiment([task], Full(), FedAvg(), capacity=capacity, submodel=Invariant())
     state = loop.begin(experiment, make("auto", experiment, "cpu"))
     known = state.policies["submodel"]
-    assert fluid.invariance(experiment, state) == (0, 0)
+    assert fluid_track.invariance(experiment, state) == (0, 0)
     known["invariant.0.0"][:50] = True  # of 200 units, of which 100 are to be dropped
-    assert fluid.invariance(experiment, state) == (0.125, 0.25)
+    assert fluid_track.invariance(experiment, state) == (0.125, 0.25)
     known["invariant.0.1"][:] = True
-    assert fluid.invariance(experiment, state) == (250 / 400, 0.75)
+    assert fluid_track.invariance(experiment, state) == (250 / 400, 0.75)
 
 
 def test_finished_parts_are_kept(tmp_path: Path) -> None:
     study = STUDIES["fluid-table2"]
-    tiny = replace(fluid.QUICK, name="small", rounds=1, seeds=2)
+    tiny = replace(QUICK, name="small", rounds=1, seeds=2)
     few = dict(list(study.columns.items())[:1])
     small = replace(study, settings=(tiny,), columns=few)
     said: list[str] = []
@@ -247,6 +250,29 @@ def test_finished_parts_are_kept(tmp_path: Path) -> None:
     assert "These settings were not run: small." in none.text
     lines = fluid.estimate_study(small, None, tmp_path)
     assert lines[0].split()[:3] == ["small", "0", "runs"]
+
+
+def test_seeds_that_are_models_of_one_run(tmp_path: Path) -> None:
+    """They have first weights and data of their own; the first one is as if it were alone."""
+    study, tiny = STUDIES["fluid-table2"], replace(QUICK, name="small", rounds=2, seeds=3)
+    few = dict(list(study.columns.items())[-1:])
+    found = []
+    for joint in (False, True):
+        out = tmp_path / str(joint)
+        setting = replace(tiny, joint=joint)
+        one = replace(study, settings=(setting,), columns=few, extra={})
+        result = fluid.run_study(one, out=out, device="cpu")
+        assert "missing" not in result.text
+        assert {row["seeds"] for row in result.rows} == {3}
+        found.append(read(out / "fluid-table2.jsonl"))
+    alone, together = found
+    assert alone.keys() == together.keys()
+    for name, numbers in together.items():
+        if name.endswith("seed0"):
+            assert numbers["accuracy"] == pytest.approx(alone[name]["accuracy"], abs=0.004)
+            assert numbers["bytes"] == alone[name]["bytes"]
+    names = [name for name in together if "ordered" in name]
+    assert len({together[name]["accuracy"] for name in names}) == 3
 
 
 # the page, from made-up runs

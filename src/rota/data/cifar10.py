@@ -55,7 +55,7 @@ def cifar10(
     files, or straight from cifar-10-binary.tar.gz.
     """
     batches = _batches()
-    parts = _examples(b"".join(batches[:5])), _examples(batches[5])
+    parts = decoded(b"".join(batches[:5])), decoded(batches[5])
     return federate(
         "cifar10",
         *parts,
@@ -89,7 +89,7 @@ def _batches() -> list[bytes]:
     return [members[batch.name] for batch in BATCHES]
 
 
-def _examples(data: bytes) -> Examples:
+def decoded(data: bytes) -> Examples:
     """Each row is a label and 3 x 1024 bytes: red, green, blue, each line by line."""
     rows = torch.from_numpy(np.frombuffer(data, np.uint8).reshape(-1, 3073).copy())
     x = rows[:, 1:].float().div_(255).view(-1, 3, 32, 32)

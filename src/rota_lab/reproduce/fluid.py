@@ -2,8 +2,7 @@
 
 A study has settings (data, a network and local work), columns (which clients are stragglers, and
 the width of their parts) and methods (which units a part keeps). A part is one run. Its numbers are
-kept as soon as it is finished. "small" settings are for two cores; the others have FLuID's networks
-and numbers of rounds, and are for a GPU.
+kept as soon as it is finished.
 
 Who is a straggler is dealt out by the seed, so all methods with one seed have the same stragglers,
 data, first weights and mini-batches, and are compared pair by pair.
@@ -15,75 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from torch import nn
 
-from rota import data, loop, models
 from rota.arrays import Array
-from rota.data.federation import Examples, Federation, Partition
-from rota.data.partition import iid
-from rota.engine import make
-from rota.estimate import FedAvg
-from rota.experiment import Experiment
-from rota.experiment import State as RunState
-from rota.plan import State, Task
-from rota.sampling import Full, Sampler, Uniform
+from rota.plan import State
 from rota.submodel import Capacity, Choice, Fixed, Invariant, Ordered, Random, Whole
 from rota.submodel.choice import Wanted
 from rota_lab.reproduce.fluid_page import About, Cells, Compared, report
-from rota_lab.reproduce.parts import (
-    Found,
-    Runner,
-    chosen,
-    in_time,
-    read,
-    results,
-    run_parts,
-    start,
-)
+from rota_lab.reproduce.fluid_settings import QUICK, Setting
+from rota_lab.reproduce.fluid_track import Track
+from rota_lab.reproduce.parts import Found, chosen, read, results, run_parts, start
 from rota_lab.reproduce.result import Result
 
 WHOLE = "whole"
 """The column and the method in which everybody trains whole models."""
-EVERY = 5
-"""The rounds between two points of a curve."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Data, a network, and the clients' local work. `words` is the setting's row on the page.
-
-    An accuracy is the mean over the last `last` rounds. `cohort` clients train in each round
-    (None: all).
-    """
-
-    name: str
-    words: str
-    load: Callable[[int], Federation]
-    model: Callable[..., nn.Module]
-    rounds: int
-    lr: float
-    batch: int
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    seeds: int = 5
-    cohort: int | None = None
-    last: int = 5
-
-    @property
-    def sampler(self) -> Sampler:
-        return Full() if self.cohort is None else Uniform(self.cohort)
-
-    def task(self, seed: int) -> Task:
-        return Task(
-            self.model,
-            self.load(seed),
-            lr=self.lr,
-            batch=self.batch,
-            optimizer=self.optimizer,
-            name=self.name,
-        )
 
 
 @dataclass(frozen=True)
@@ -128,19 +73,29 @@ class Study:
     """Methods that are run at the last column only, to find out why others are as they are."""
 
     def parts(self, quick: bool = False) -> list[Part]:
-        """All parts, in the order in which they run: all methods with one seed, then the next."""
+        """All parts, in the order in which they run: all methods with one seed, then the next.
+
+        Where the seeds are models of one run: all seeds of one method, then the next.
+        """
         out = []
         for setting in (QUICK,) if quick else self.settings:
             columns = list(self.columns)[: 2 if quick else None]
             methods = [*self.methods, *["exclude"] * self.exclude]
-            for seed in range(setting.seeds):
-                out.append(Part(setting.name, WHOLE, WHOLE, seed))
-                cells = [*product(columns, methods), *product(columns[-1:], self.extra)]
-                out += [Part(setting.name, column, method, seed) for column, method in cells]
+            cells = [(WHOLE, WHOLE), *product(columns, methods), *product(columns[-1:], self.extra)]
+            seeds = range(setting.seeds)
+            pairs = [(cell, seed) for cell in cells for seed in seeds]
+            if not setting.joint:
+                pairs = [(cell, seed) for seed in seeds for cell in cells]
+            out += [Part(setting.name, column, method, seed) for (column, method), seed in pairs]
         return out
 
     def setting(self, name: str) -> Setting:
         return next(each for each in (*self.settings, QUICK) if each.name == name)
+
+    def together(self, part: Part) -> tuple[int, ...]:
+        """The seeds that are models of one run with this part."""
+        setting = self.setting(part.setting)
+        return tuple(range(setting.seeds)) if setting.joint else (part.seed,)
 
     def policies(self, part: Part) -> tuple[Capacity, Choice]:
         """A part's capacity, and which units its sub-models keep."""
@@ -192,17 +147,24 @@ def run_study(
     files = [] if quick else results(out, study.name)
     runner = start(files, [part.name for part in everything], minutes, device, precision, say)
 
-    def load(kind: tuple[str, int]) -> Track:
-        name, seed = kind
-        say(f"{name}, seed {seed}: loading")
-        return Track(study, study.setting(name), seed, runner)
+    ready: dict[tuple[str, str, str], dict[int, Found]] = {}  # the other seeds of the last run
+
+    def load(kind: tuple[str, tuple[int, ...]]) -> Track:
+        name, seeds = kind
+        say(f"{name}, seed {', '.join(map(str, seeds))}: loading")
+        return Track(study.setting(name), seeds, runner)
 
     def run(track: Track, part: Part) -> tuple[Found, str]:
-        numbers = track.run(*study.policies(part))
+        cell = part.setting, part.method, part.column
+        if part.seed not in ready.get(cell, {}):
+            ready.clear()
+            found = track.run(*study.policies(part))
+            ready[cell] = dict(zip(track.seeds, found, strict=True))
+        numbers = ready[cell].pop(part.seed)
         return numbers, f"accuracy {numbers['accuracy']:.3f}"
 
     wanted = everything if quick else chosen(only, everything)
-    run_parts(runner, wanted, lambda part: (part.setting, part.seed), load, run)
+    run_parts(runner, wanted, lambda part: (part.setting, study.together(part)), load, run)
     cells: Cells = {}
     for part in everything:
         if part.name in runner.found:
@@ -264,146 +226,3 @@ def estimate_study(study: Study, only: str | None = None, out: Path | None = Non
             line += f", about {minutes:.0f} minutes on the machine of the finished runs"
         lines += [line] if mine else []
     return lines
-
-
-class Track:
-    """A setting's task and engine for one seed. All methods run on it."""
-
-    def __init__(self, study: Study, setting: Setting, seed: int, runner: Runner) -> None:
-        self.setting, self.seed, self.deadline = setting, seed, runner.deadline
-        self.task = setting.task(seed)
-        capacity = next(iter(study.columns.values()))
-        experiment = self.experiment(capacity, Ordered())
-        self.engine = make("auto", experiment, runner.device, runner.precision)
-
-    def experiment(self, capacity: Capacity, choice: Choice) -> Experiment:
-        return Experiment(
-            [self.task],
-            self.setting.sampler,
-            FedAvg(),
-            rounds=self.setting.rounds,
-            seed=self.seed,
-            evaluate=self.setting.rounds + 1,
-            capacity=capacity,
-            submodel=choice,
-        )
-
-    def run(self, capacity: Capacity, choice: Choice) -> Found:
-        """One run in numbers: the accuracy at the end, its curve, costs, and invariant units."""
-        experiment, setting = self.experiment(capacity, choice), self.setting
-        state, client_seconds = loop.begin(experiment, self.engine), 0.0
-        end: list[float] = []
-        curve: dict[int, float] = {}
-        invariant: list[tuple[float, float]] = []
-        while state.round < setting.rounds:
-            in_time(self.deadline)
-            if isinstance(choice, Invariant):
-                invariant.append(invariance(experiment, state))
-            state, line = loop.play(experiment, self.engine, state)
-            client_seconds += line["client_seconds"]
-            counts = state.round > setting.rounds - setting.last
-            if counts or state.round % EVERY == 0:
-                (score,) = self.engine.evaluate(state.models)
-                end += [score.accuracy] * counts
-                if state.round % EVERY == 0:
-                    curve[state.round] = float(f"{score.accuracy:.5g}")
-        numbers: Found = {
-            "accuracy": float(np.mean(end)),
-            "curve": {"rounds": list(curve), "accuracy": list(curve.values())},
-            "bytes": state.bytes_up + state.bytes_down,
-            "virtual_seconds": state.seconds,
-            "client_seconds": client_seconds,
-        }
-        if invariant:
-            share, filled = np.mean(invariant[setting.rounds // 2 :], axis=0).tolist()
-            numbers |= {"invariant": share, "filled": filled}
-            numbers["invariant_curve"] = [round(share, 4) for share, _ in invariant]
-        return numbers
-
-
-def invariance(experiment: Experiment, state: RunState) -> tuple[float, float]:
-    """The share of invariant units, and of the units to be dropped the share that is invariant.
-
-    The second is over the layers of the narrowest part.
-    """
-    known, units = state.policies["submodel"], experiment.units[0]
-    widths = experiment.capacity.widths(state.policies["capacity"])
-    assert widths is not None
-    number, filled = 0, []
-    for at, (layer, kept) in enumerate(
-        zip(units.layers, units.counts(float(widths[widths > 0].min())), strict=True)
-    ):
-        invariant, gone = int(known[f"invariant.0.{at}"].sum()), layer.size - kept
-        number += invariant
-        if gone:
-            filled.append(min(1.0, invariant / gone))
-    return number / sum(layer.size for layer in units.layers), float(np.mean(filled or [1.0]))
-
-
-def grouped(clients: int, writers: int) -> Partition:
-    """Each client has the images of some writers, who are chosen at random."""
-
-    def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
-        known, writer = np.unique(np.asarray(examples.groups), return_inverse=True)
-        place = generator.permutation(len(known))
-        owner = place[writer] // writers
-        return np.where(owner < clients, owner, -1), clients
-
-    return deal
-
-
-def halved(clients: int) -> Partition:
-    """Each client has one half of a writer's images; writers are chosen at random."""
-
-    def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
-        known, writer = np.unique(np.asarray(examples.groups), return_inverse=True)
-        place = generator.permutation(len(known))
-        half = generator.integers(2, size=len(writer))
-        owner = 2 * place[writer] + half
-        return np.where(owner < clients, owner, -1), clients
-
-    return deal
-
-
-def writers(partition: Partition, tests: int | None = None) -> Callable[[int], Federation]:
-    """Digits by writer, and all test images or the first `tests` of them."""
-
-    def load(seed: int) -> Federation:
-        whole = data.mnist_writers(partition, seed=seed)
-        if tests is None:
-            return whole
-        x, y = whole.test.x[:tests], whole.test.y[:tests]
-        return replace(whole, test=replace(whole.test, x=x, y=y, offsets=np.array([0, tests])))
-
-    return load
-
-
-def small_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
-    """FLuID's FEMNIST network at half its width: 5x5 convolutions with 8 and 32 channels."""
-    colours, height, width = shape
-    return nn.Sequential(
-        nn.Conv2d(colours, 8, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), 60),
-        nn.ReLU(),
-        nn.Linear(60, classes),
-    )
-
-
-QUICK = Setting(
-    name="digits",
-    words="handwritten digits of 8x8 pixels, 10 clients",
-    load=lambda seed: data.digits(iid(10), seed=seed),
-    model=models.two_nn,
-    rounds=3,
-    lr=0.1,
-    batch=20,
-    seeds=2,
-    last=1,
-)
-"""The setting of the short versions; its data are at hand everywhere."""

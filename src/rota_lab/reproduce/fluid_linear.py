@@ -31,8 +31,8 @@ from rota.submodel import Fixed, Ordered, Whole
 from rota.submodel.parts import hold
 from rota.world.devices import PHONES, Phones
 from rota_lab.reproduce.chart import Chart, Line
-from rota_lab.reproduce.fluid import small_cnn
 from rota_lab.reproduce.fluid_page import made_on
+from rota_lab.reproduce.fluid_settings import small_cnn
 from rota_lab.reproduce.interval import Statement, interval, judged
 from rota_lab.reproduce.mmfl_cells import grid
 from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts, start

@@ -8,81 +8,37 @@ from functools import partial
 from itertools import product
 
 from rota import data, models
-from rota.data.partition import dirichlet, iid
+from rota.data.partition import dirichlet
 from rota.submodel import Fixed, Fjord, HeteroFl, Importance, Invariant, Rolling
-from rota_lab.reproduce.fluid import (
-    METHODS,
-    Frozen,
-    Setting,
-    Study,
-    estimate_study,
+from rota_lab.reproduce.fluid import METHODS, Frozen, Study, estimate_study, run_study
+from rota_lab.reproduce.fluid_page import Compared
+from rota_lab.reproduce.fluid_settings import (
+    CIFAR,
+    CIFAR100,
+    CIFAR_BATCH,
+    CONVOLUTIONS,
+    DIGITS,
+    DIGITS100,
+    FEW,
+    LEAF,
+    MANY,
+    RESNET,
+    SHAKESPEARE,
+    SHAKESPEARE50,
+    SMALL,
+    first_batch,
     grouped,
     halved,
-    run_study,
-    small_cnn,
     writers,
 )
-from rota_lab.reproduce.fluid_page import Compared
 from rota_lab.reproduce.result import Result
 
 WIDTHS = ("0.95", "0.85", "0.75", "0.65", "0.5")
-FEW = 2000
-"""The test images of small settings."""
 
 
 def stragglers(width: float, share: float) -> Fixed:
     """A share of the clients holds parts of one width."""
     return Fixed(sizes=(1.0, width), parts=(1 - share, share))
-
-
-SMALL = Setting(
-    name="small",
-    words="digits of 10 writers on 5 clients, and 2,000 test digits",
-    load=writers(grouped(5, 2), FEW),
-    model=models.two_nn,
-    rounds=60,
-    lr=0.05,
-    batch=10,
-    seeds=20,
-)
-CONVOLUTIONS = replace(SMALL, name="small-cnn", model=small_cnn, rounds=30, lr=0.02, seeds=5)
-DIGITS = Setting(
-    name="writers",
-    words="digits of 500 writers on 5 clients",
-    load=writers(grouped(5, 100)),
-    model=models.fluid_femnist,
-    rounds=250,
-    lr=0.004,
-    batch=10,
-)
-LEAF = Setting(
-    name="leaf",
-    words="LEAF's sample of FEMNIST, 62 classes, 25 writers on 5 clients",
-    load=lambda seed: data.femnist(grouped(5, 5), seed=seed),
-    model=models.fluid_femnist,
-    rounds=250,
-    lr=0.004,
-    batch=10,
-)
-CIFAR = Setting(
-    name="cifar10",
-    words="CIFAR-10, dealt evenly to 5 clients",
-    load=lambda seed: data.cifar10(iid(5), seed=seed),
-    model=models.vgg9,
-    rounds=100,
-    lr=0.01,
-    batch=20,
-)
-SHAKESPEARE = Setting(
-    name="shakespeare",
-    words="Shakespeare, 100 roles on 5 clients",
-    load=lambda seed: data.shakespeare(grouped(5, 20), least=16, seed=seed),
-    model=models.lstm_shakespeare,
-    rounds=65,
-    lr=0.001,
-    batch=128,
-    optimizer="adam",
-)
 
 
 def _paper(
@@ -119,7 +75,7 @@ TABLE2 = Study(
     "is below Random, the reason is that the units stay the same, and not which units they are. "
     "Invariant dropout differs from Random only in the units that were invariant when they were "
     "dropped: the tables above tell how many.",
-    settings=(SMALL, CONVOLUTIONS, DIGITS, LEAF, CIFAR, SHAKESPEARE),
+    settings=(SMALL, CONVOLUTIONS, LEAF, CIFAR_BATCH, DIGITS, CIFAR, SHAKESPEARE),
     columns={width: stragglers(float(width), 0.2) for width in WIDTHS},
     extra={"frozen": Frozen()},
     compared=(
@@ -147,7 +103,7 @@ TABLE2 = Study(
     paper={
         **_paper(("small", "small-cnn", "writers", "leaf"), FEMNIST),
         **_paper(
-            ("cifar10",),
+            ("cifar10", "cifar10-batch"),
             {
                 "random": (57.5, 56.8, 57.0, 57.2, 57.2),
                 "ordered": (57.7, 57.0, 57.6, 57.3, 57.1),
@@ -163,33 +119,6 @@ TABLE2 = Study(
             },
         ),
     },
-)
-
-MANY = replace(
-    SMALL,
-    words="digits of 50 writers, each a client, and 2,000 test digits",
-    load=writers(grouped(50, 1), FEW),
-    rounds=40,
-    seeds=10,
-)
-"""The small setting with many clients."""
-DIGITS100 = replace(
-    DIGITS, words="digits of 500 writers on 100 clients", load=writers(grouped(100, 5))
-)
-CIFAR100 = replace(
-    CIFAR,
-    words="CIFAR-10, dealt evenly to 100 clients",
-    load=lambda seed: data.cifar10(iid(100), seed=seed),
-)
-RESNET = replace(
-    CIFAR100,
-    name="cifar10-resnet18",
-    model=models.resnet18,
-)
-SHAKESPEARE50 = replace(
-    SHAKESPEARE,
-    words="Shakespeare, 100 roles on 50 clients",
-    load=lambda seed: data.shakespeare(grouped(50, 2), least=16, seed=seed),
 )
 
 SCALE = Study(
@@ -294,6 +223,7 @@ THOUSAND = Study(
             load=writers(halved(1000)),
             rounds=500,
             cohort=100,
+            joint=False,
         ),
     ),
     columns={width: stragglers(float(width), 0.2) for width in WIDTHS1000},
@@ -326,12 +256,24 @@ CAPACITIES = Study(
             rounds=60,
         ),
         replace(
+            CIFAR_BATCH,
+            words="8,000 images of CIFAR-10's first batch, Dirichlet 0.3, 40 clients; 2,000 test",
+            load=first_batch(dirichlet(40, alpha=0.3)),
+            model=models.pfl_cnn,
+            rounds=200,
+            lr=0.05,
+            optimizer="sgd",
+            cohort=10,
+            joint=False,
+        ),
+        replace(
             CIFAR,
             words="CIFAR-10, Dirichlet 0.3, 100 clients",
             load=lambda seed: data.cifar10(dirichlet(100, alpha=0.3), seed=seed),
             model=models.resnet18,
             rounds=800,
             cohort=10,
+            joint=False,
         ),
     ),
     columns={EVEN: Fixed(sizes=(1.0, 0.5, 0.25, 0.125))},

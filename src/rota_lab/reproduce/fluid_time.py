@@ -25,13 +25,14 @@ from rota.plan import Chunk, Job, Model, Plan, Seen, State, Task
 from rota.sampling import Full
 from rota.submodel import Capacity, Invariant, Stragglers, Whole
 from rota.world.devices import PHONES, Phones
-from rota_lab.reproduce.fluid import grouped, writers
+from rota_lab.reproduce.fluid_settings import grouped, writers
 from rota_lab.reproduce.fluid_time_page import report
 from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts, start
 from rota_lab.reproduce.result import Result
 
 NAME = "fluid-time"
-SEEDS, ROUNDS, QUICK_ROUNDS = 20, 48, 8
+SEEDS = {"small": 60, "writers": 20}
+ROUNDS, QUICK_ROUNDS = 48, 8
 LOADS, NOISE = (0.25, 0.5, 0.75), 0.03
 """The shares of a phone that work in the background takes, and the noise of times."""
 MBPS = 100.0
@@ -87,7 +88,9 @@ class Part:
     @property
     def words(self) -> set[str]:
         """What `--only` may call the part."""
-        return {self.name, self.setting, self.condition, self.method, f"seed{self.seed}"}
+        seed = f"seed{self.seed}"
+        pairs = {f"{self.setting}-{self.condition}", f"{self.setting}-{seed}"}
+        return {self.name, self.setting, self.condition, self.method, seed} | pairs
 
 
 SETTINGS = ("small", "writers")
@@ -100,7 +103,9 @@ def parts(quick: bool = False) -> list[Part]:
         return [Part("digits", "changing", method, seed) for seed in (0, 1) for method in METHODS]
     out = []
     for setting in SETTINGS:
-        for seed, condition, method in product(range(SEEDS), ("changing", "stable"), METHODS):
+        for seed, condition, method in product(
+            range(SEEDS[setting]), ("changing", "stable"), METHODS
+        ):
             out.append(Part(setting, condition, method, seed))
     return out
 
