@@ -1,7 +1,6 @@
 """The settings of FLuID's accuracy studies: data, networks, and the clients' local work.
 
-"small" settings are for two cores; the others have FLuID's networks and numbers of rounds, and are for
-a GPU.
+"small" settings are for two cores; the others have FLuID's networks, and are for a GPU.
 """
 
 from __future__ import annotations
