@@ -39,6 +39,7 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
     "prox": {"prox": 0.7},
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
     "lr decay": {"lr_decay": 0.5},
+    "a rate that has decayed to nothing": {"lr_decay": 1e-30},
     "schedules": {"lr_decay": 0.5, "lr_steps": (2, 3), "lr_warmup": 4, "lr_cosine": 9},
     "local decay": {"lr_local_decay": 0.7},
     "local decay of adamw": {

@@ -364,6 +364,35 @@ def started(native: Native, width: int = 4, **changes: Any) -> Callable[[], Resu
         return native.start(thread, 1, width, False, rows, **matrices)
 
 
+class Shared(nn.Module):
+    """A convolution whose bias is one number for all channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.bias = nn.Parameter(torch.randn(6, 1, 3, 3)), nn.Parameter(torch.ones(1))
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = F.conv2d(x.view(-1, 1, 5, 5), self.kernel, self.bias.expand(6))
+        return self.out(images.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_a_bias_that_is_scattered_in_memory() -> None:
+    task = Task(lambda: Shared().double(), numbers(25), batch=4)
+    torch.testing.assert_close(train(task).update, train(task, "sequential").update)
+
+
+def test_large_integers_are_not_compared_as_real_numbers() -> None:
+    writer = Writer(torch.float32, lambda _: 0, lambda m, n: 8)
+    tokens = Place(X, 0, torch.empty(4, 5, dtype=torch.int64, device="meta"))
+    small, large = (writer.constant(torch.tensor([[n, 3]])[:, :1]) for n in (79, 1 << 24))
+    compare = RULES[torch.ops.aten.eq.Tensor]
+    compare(writer, None, tokens, small)
+    for other in (tokens, large):
+        with pytest.raises(Unsupported, match="exactly"):
+            compare(writer, None, tokens, other)
+
+
 def test_a_sound_row_trains() -> None:
     assert started(made())().reason == [""]
 
@@ -377,10 +406,12 @@ def test_a_sound_row_trains() -> None:
         {"examples": 0},
         {"examples": -5},
         {"examples": 2**62},
+        {"first": 2**62, "examples": 2**62},
         {"batch": 0},
         {"batch": 5},
         {"per_epoch": 0},
         {"per_epoch": 4},
+        {"per_epoch": 2**62},
         {"steps": 0},
         {"steps": -1},
         {"width": 3},
@@ -421,7 +452,8 @@ def test_sizes_that_overflow_are_left_to_torch() -> None:
     native = made()
     side, channels = 1 << 20, 1 << 20
     huge = [1, channels, side, side, 8, side, side, 7, 7, 1, 1, 3, 3]
-    assert native._space(huge) == -1
+    bordered = [4, 1, 5, 5, 2, 2, 2, 1, 1, 1 << 33, 1 << 33, 1 << 32, 1 << 32]
+    assert native._space(huge) == native._space(bordered) == -1
     writer = Writer(torch.float64, native._space, native.lib.rota_product_space)
     with pytest.raises(Unsupported, match="this size"):
         writer.scratch(-1)

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from rota import weights
 from rota.arrays import Array
+from rota.engine.group import Group
 from rota.engine.optimisers import plain
 from rota.engine.rules import Unbatchable
 from rota.engine.trace import Layout, directly, fuse, resize, stack, trace
@@ -20,6 +21,8 @@ from rota.plan import Task
 Step = Callable[..., None]
 SAMPLE = 1 << 16
 """The most examples that steps are traced and tried on."""
+FUSED = 1e-20, 1e20
+"""Learning rates between which a loss that is multiplied by one neither vanishes nor overflows."""
 TRACER = threading.Lock()
 """Groups train in threads, and torch's tracer takes one at a time."""
 
@@ -56,6 +59,12 @@ class Steps:
         """The places of `width` examples, from the sample's `after`-th on, round and round."""
         number = torch.arange(width, device=self.places.device) + after
         return self.places[number % len(self.places)]
+
+    def fuses(self, group: Group) -> bool:
+        """Whether a group's learning rates go into its losses, so that gradients are updates."""
+        low, high = FUSED
+        fine = (low < group.rate) & (group.rate < high)
+        return self.plain and group.shift is None and bool(fine.all())
 
     def get(self, rows: int, width: int, fused: bool) -> Step:
         """The step that works in place (see `fuse`); a single row has no axis of rows."""

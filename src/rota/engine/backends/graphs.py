@@ -55,7 +55,7 @@ class Graphs:
         self.stacks = {key: held for key, held in self.stacks.items() if key[0] != width}
 
     def _train(self, group: Group) -> Result:
-        rows, fused = len(group), self.steps.plain and group.shift is None
+        rows, fused = len(group), self.steps.fuses(group)
         x, y, group = self._here(group)
         todo = schedule(group, x.device)
         theta, buffers, rate = begin(group, x.device, self.steps.dtype)

@@ -42,7 +42,7 @@ class Library:
         rows["per_epoch"], rows["steps"] = group.per_epoch, group.steps
         rows["rate"], rows["start"] = group.rate, group.line
         params, buffers = (each.contiguous() for each in group.start)
-        plain = self.native.steps.plain and group.shift is None
+        plain = self.native.steps.fuses(group)
         shift, anchor = (
             None if each is None else each.contiguous() for each in (group.shift, group.anchor)
         )

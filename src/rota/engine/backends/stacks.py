@@ -44,7 +44,7 @@ class Stacks:
         listed = float(group.steps.max()) * rows * group.width
         if 2 * self.workers.number * ENTRY * listed > memory.total():
             raise RuntimeError("the list of the mini-batches would not fit into memory")
-        x, y, fused = steps.x, steps.y, steps.plain and group.shift is None
+        x, y, fused = steps.x, steps.y, steps.fuses(group)
         todo = schedule(group, x.device)
         theta, buffers, rate = begin(group, x.device, steps.dtype)
         stack = Stack(steps, rows, group.width, fused)

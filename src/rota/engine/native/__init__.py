@@ -218,9 +218,10 @@ class Native:
     def _check(self, rows: Array, width: int) -> None:
         """Raise ValueError if rows ask for what is not there: C trusts these numbers."""
         first, examples, batch = rows["first"], rows["examples"], rows["batch"]
-        there = (first >= 0) & (examples > 0) & (first + examples <= len(self.y))
+        there = (first >= 0) & (examples > 0) & (examples <= len(self.y) - first)
         fits = (batch > 0) & (np.minimum(batch, examples) <= width)
-        slots = (rows["per_epoch"] > 0) & ((rows["per_epoch"] - 1) * batch < examples)
+        whole = (examples - 1) // np.maximum(batch, 1)  # mini-batches besides the last one
+        slots = (rows["per_epoch"] > 0) & (rows["per_epoch"] - 1 <= whole)
         if not (there & fits & slots & (rows["steps"] > 0)).all():
             raise ValueError("rows with examples or mini-batches that are not there")
 
@@ -229,7 +230,8 @@ class Native:
         if matrix is None:
             return 0
         right = matrix.shape[1:] == (columns,) and matrix.dtype == self.steps.dtype
-        if not right or not matrix.is_contiguous() or not (lines < len(matrix)).all():
+        within = ((lines >= 0) & (lines < len(matrix))).all()
+        if not right or not matrix.is_contiguous() or not within:
             raise ValueError(f"a matrix {tuple(matrix.shape)} of {matrix.dtype} for {columns}")
         return matrix.data_ptr() + lines.astype(np.uintp) * columns * matrix.itemsize
 

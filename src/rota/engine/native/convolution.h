@@ -459,7 +459,9 @@ static int64_t convolution_space(const Shape *s) {
   int64_t pixels = s->batch * s->out_high * s->out_wide;
   int64_t most = s->channels > s->outputs ? s->channels : s->outputs;
   int64_t packed = DEPTH * ((depth > most ? depth : most) + 4 * LANES);
-  if ((double)pixels * (double)depth > 0x1p48) return -1;
+  double around = ((double)s->high + 2.0 * (double)s->pad[0]) * (double)s->channels *
+                  ((double)s->wide + 2.0 * (double)s->pad[1]) * (double)s->batch;
+  if ((double)pixels * (double)depth > 0x1p48 || around > 0x1p48) return -1;
   int64_t bordered = s->batch * (s->high + 2 * s->pad[0]) * bordered_line(s);
   int64_t columns = pixels * depth;
   if (!by_tiles(s)) return depth * s->outputs + (bordered > columns ? bordered : columns) + packed;

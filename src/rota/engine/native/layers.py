@@ -120,7 +120,7 @@ def _convolution(
     shape = _image_shape(x, weight, stride, padding, dilation, transposed, groups)
     x = w.channels_last(x)
     out = _images(w, shape[0], shape[4], shape[5], shape[6])
-    scratch = w.scratch(w.space(shape))
+    scratch, bias = w.scratch(w.space(shape)), bias and w.contiguous(bias)
     w.emit(CONVOLUTION, [out, x, weight, bias, scratch], extra=[*shape, 0, int(bias is not None)])
     return out
 

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rota.engine.native.program import Place, Unsupported, Writer, merged
 from rota.engine.native.structures import (
+    CONSTANTS,
     FILL,
     INT_ADD,
     INT_AND,
@@ -103,6 +105,8 @@ WORDS = {"add": INT_ADD, "mul": INT_MUL, "xor": INT_XOR, "shift": INT_SHIFT, "an
 def _integers(w: Writer, name: str, a: Any, b: Any) -> Place:
     """Single integers, which are words of randomness; or tensors of integers that are compared."""
     if name == "eq" and isinstance(a, Place) and isinstance(b, Place):
+        if not (_small(w, a) or _small(w, b)):
+            raise Unsupported("a comparison of integers that real numbers may not hold exactly")
         out = w.new(torch.broadcast_shapes(a.shape, b.shape))
         return w.each("eq", out, _as_real(w, a), _as_real(w, b))
     if name not in WORDS or (name == "shift" and b not in range(64)):
@@ -113,6 +117,14 @@ def _integers(w: Writer, name: str, a: Any, b: Any) -> Place:
     out = w.new(torch.broadcast_shapes(*(side.shape for side in sides)), whole=True)
     w.emit(WORDS[name], [out, *sides])
     return out
+
+
+def _small(w: Writer, a: Place) -> bool:
+    """Whether these are known integers, none of which is a larger one that was rounded."""
+    if a.space != CONSTANTS:
+        return False
+    values = np.frombuffer(bytes(w.constants[slice(*a.extent)]), np.int64)
+    return bool((np.abs(values) < 1 / torch.finfo(w.dtype).eps).all())
 
 
 def _word(w: Writer, value: int) -> Place:
