@@ -48,9 +48,9 @@ def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file's text in one step."""
+    """Replace a file's text in one step; half a character, which UTF-8 cannot hold, is a "?"."""
     with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="replace")
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +24,7 @@ from rota.estimate.memory import Tensors
 from rota.flower import overdue, spec
 from rota.flower.codec import pack, unpack, vector
 from rota.flower.fleet import Answer, Ask, Fleet, number
-from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused
+from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, plain
 from rota.grouping import One
 from rota.plan import Chunk, Costs, Job, Model, Seen
 from rota.weights import Weights
@@ -31,6 +32,10 @@ from rota.weights import Weights
 if TYPE_CHECKING:
     from rota.engine import Options
     from rota.experiment import Experiment
+
+
+COUNTED = 1e15
+"""No client makes so many steps."""
 
 
 class Remote:
@@ -121,14 +126,17 @@ class Remote:
         for answer in self.fleet.exchange(asks):
             rows, up, down = answer.ask.rows, 0, answer.ask.nbytes // len(answer.ask.rows)
             seen.costs.down[rows] = down
-            if isinstance(answer.reply, str):
+            try:
+                told = _rows(answer, job.now)
+            except Refused as why:
                 for row in rows.tolist():
-                    seen.reason[row] = answer.reply
+                    seen.reason[row] = str(why)
                 continue
-            told, up = _rows(answer, job.now), answer.reply.nbytes // len(rows)
+            assert isinstance(answer.reply, Letter)
+            up = answer.reply.nbytes // len(rows)
             for row, each in told.items():
                 loss = number(each.get("loss"))
-                computing = number(each.get("computing"), 0)
+                computing = _computing(each, answer)
                 seen.loss[row], seen.examples[row] = loss, number(each.get("examples"), 0)
                 seen.reason[row] = "" if np.isfinite(loss) else "the loss is not finite"
                 seen.costs.up[row], seen.costs.computing[row] = up, computing
@@ -224,24 +232,22 @@ class Remote:
         """The rows of a reply; those that it should have, and does not, are failed rows."""
         rows, reply = answer.ask.rows.tolist(), answer.reply
         down = answer.ask.nbytes // len(rows)
-        if isinstance(reply, str):
-            for row in rows:
-                yield self._failed(job, row, reply, down)
-            return
         try:
-            told, tensors = _rows(answer, job.now), unpack(reply.parts.get(OWN))
+            told = _rows(answer, job.now)
+            assert isinstance(reply, Letter)
+            tensors = unpack(reply.parts.get(OWN))
         except Refused as why:
             for row in rows:
                 yield self._failed(job, row, str(why), down)
             return
-        computing = {row: number(each.get("computing"), 0) for row, each in told.items()}
+        computing = {row: _computing(each, answer) for row, each in told.items()}
         transfer = max(0.0, answer.seconds - float(np.nansum(list(computing.values()))))
         up = reply.nbytes // len(rows)
         for row in rows:
             if row not in told:
                 yield self._failed(job, row, "its reply does not have this row", down)
                 continue
-            each, reason = told[row], str(told[row].get("reason") or "")[:1000]
+            each, reason = told[row], plain(told[row].get("reason") or "")
             like = self._like(job, row)
             update, buffers = torch.zeros_like(like.params), like.buffers
             if not reason:
@@ -251,7 +257,7 @@ class Remote:
                 except Refused as why:
                     reason = str(why)
             steps, seen = number(each.get("steps"), 0), number(each.get("examples"), 0)
-            if not (steps.is_integer() and seen.is_integer()):
+            if not (steps.is_integer() and seen.is_integer() and max(steps, seen) < COUNTED):
                 steps, seen, reason = 0, 0, reason or "its numbers of steps and examples are wrong"
             seconds = computing[row] + transfer / len(rows)
             yield self._chunk(
@@ -269,6 +275,9 @@ class Remote:
             return vector(tensors, f"update.{row}.whole", like)
         start = f"update.{row}."
         sent = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+        came = sum(each.nbytes for each in sent.values())
+        if came != (right := job.channel.nbytes(len(like), like.itemsize)):
+            raise Refused(f"the update has {came} bytes, and its channel sends {right}")
         try:
             return job.channel.decode(sent, address(job, self.seed, row), like)
         except Exception as error:  # what was sent may be anything
@@ -319,7 +328,8 @@ def _pack(job: Job, s: int, k: int) -> bytes:
 
 def _rows(answer: Answer, now: int) -> dict[int, dict[str, Any]]:
     """What a reply says of each of the rows that were asked for."""
-    assert isinstance(answer.reply, Letter)
+    if isinstance(answer.reply, str):
+        raise Refused(answer.reply)
     head, asked = answer.reply.head, set(answer.ask.rows.tolist())
     told = head.get("rows")
     if head.get("round") != now or not isinstance(told, list):
@@ -330,6 +340,11 @@ def _rows(answer: Answer, now: int) -> dict[int, dict[str, Any]]:
         if type(row) is int and row in asked and row not in found:
             found[row] = each
     return found
+
+
+def _computing(told: dict[str, Any], answer: Answer) -> float:
+    """How long a client says that it computed; it was no longer than it had the question."""
+    return min(number(told.get("computing"), 0), time.monotonic() - answer.ask.begun)  # NaN stays
 
 
 def in_order(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ LOT = 8
 """How many letters are made and sent at once, so that memory does not grow with the cohort."""
 TRIES = 3
 """How often a node that loses its letter is asked."""
+LONGEST = 255
+"""The most letters of a client's name, which is that of a file."""
 KEPT = 5
 """How many of its last times are remembered of a node."""
 say = logging.getLogger("rota")
@@ -97,6 +100,7 @@ class Ask:
     job: Any = None
     """What the rows are rows of; a reply that comes too late may still be of use with it."""
     nbytes: int = 0
+    begun: float = 0.0
     sent: float = 0.0
     tries: int = 0
 
@@ -176,6 +180,7 @@ class Fleet:
         found: dict[str, list[int]] = {}
         for name, sizes in told.items() if isinstance(told, dict) else ():
             fine = isinstance(sizes, list) and len(sizes) == len(self.tasks)
+            fine = fine and name.isprintable() and len(name) <= LONGEST
             if not fine or not all(type(n) is int and 0 <= n < 1 << 40 for n in sizes):
                 say.warning("node %d: what it says of client %.40r is wrong", node, name)
                 continue
@@ -189,7 +194,7 @@ class Fleet:
         self.members[node] = found
         numbers = {k: reply.head.get(k) for k in ("memory", "cores", "gflops")}
         self.machines[node] = {
-            k: float(v) for k, v in numbers.items() if isinstance(v, int | float)
+            k: number(v) for k, v in numbers.items() if isinstance(v, int | float)
         }
 
     def wait(self, wanted: Callable[[], bool], seconds: float) -> bool:
@@ -295,12 +300,13 @@ class Fleet:
         return Answer(ask, why, time.monotonic() - ask.sent)
 
     def _send(self, lot: list[Ask], limit: float) -> dict[str, Ask]:
+        begun = time.monotonic()
         letters = [(ask.node, ask.make(ask.node)) for ask in lot]
         for _, letter in letters:
             letter.head["limit"] = limit
         keys = self.wire.send(letters, 3 * limit + 60)
         for ask, (_, letter) in zip(lot, letters, strict=True):
-            ask.nbytes, ask.sent = letter.nbytes, time.monotonic()
+            ask.nbytes, ask.begun, ask.sent = letter.nbytes, begun, time.monotonic()
             ask.tries += 1
         return dict(zip(keys, lot, strict=True))
 
@@ -376,6 +382,7 @@ class Fleet:
 
 
 def number(value: Any, low: float = -np.inf) -> float:
-    """A number that may come from anybody; NaN if it is none."""
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and value >= low
-    return float(value) if fine else float("nan")
+    """A number that may come from anybody; NaN if it is none, infinite, or below `low`."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    most = sys.float_info.max
+    return float(value) if known and max(low, -most) <= value <= most else float("nan")

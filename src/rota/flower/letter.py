@@ -73,6 +73,11 @@ def read_head(text: object) -> dict[str, Any]:
     return head
 
 
+def plain(text: object) -> str:
+    """A text that may come from anybody, as one line that a terminal and a page can show."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:1000])
+
+
 class Wire(Protocol):
     """How letters travel; a node is a number."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from rota.flower.letter import OWN, VERSION, Letter, Lost, Refused, read_head
+from rota.flower.letter import OWN, VERSION, Letter, Lost, Refused, plain, read_head
 
 LOST = (5, 8)
 """Errors: the node was away, and the node has restarted."""
@@ -45,9 +45,9 @@ def read(message: Message) -> Letter | str:
     try:
         letter = from_message(message)
     except Refused as why:
-        return Lost(why) if was_lost(message) else str(why)
+        return Lost(plain(why)) if was_lost(message) else plain(why)
     refused = letter.head.get("refused")
-    return letter if refused is None else str(refused)[:1000]
+    return letter if refused is None else plain(refused)
 
 
 def refusal(why: Refused) -> Letter:
