@@ -121,6 +121,71 @@ def test_states(runs: Path, tmp_path: Path) -> None:
     assert list(listed(page)) == ["first"]
 
 
+def strictly(text: str) -> Any:
+    """A value of JSON as browsers read it, without NaN."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def look(page: Page) -> dict[str, Any]:
+    """Ask every address; what the list says."""
+    told = strictly(page.get("/api/runs").text)
+    for run in told["runs"]:
+        for path in ("/api/rows", "/api/details"):
+            found = page.get(path, params={"run": run["name"]})
+            assert found.status_code == 200
+            strictly(found.text)
+        assert page.get("/report", params={"run": run["name"]}).status_code in (200, 409)
+    assert page.get("/").status_code == 200
+    return {run["name"]: run for run in told["runs"]}
+
+
+LINES = {
+    "a round beyond all": {"round": float("inf")},
+    "time beyond all": {"client_seconds": 10**400},
+    "no number": {"seconds": float("nan"), "bytes_up": 10**400},
+    "a client of words": {"cohort": {"digits": ["x", 1, -3, 10**30]}},
+    "half a character": {"failures": [{"client": float("nan"), "reason": "\ud800"}]},
+    "failures of another kind": {"failures": [3]},
+    "nothing": {"models": None},
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_damaged_line_is_that_lines_trouble(runs: Path, tmp_path: Path, name: str) -> None:
+    """The other lines and the other runs are shown, and no line is counted twice."""
+    root = copied(runs, tmp_path)
+    path, page = root / "first" / "rounds.jsonl", Page(root)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1] = {**lines[1], **LINES[name]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for _ in range(3):
+        told = look(page)
+        assert told["deep/second"]["state"] == "finished"
+        assert told["first"]["round"] == 3
+        assert told["first"]["tests"] in (2, 3)
+
+
+def test_odd_files_are_no_trouble(runs: Path, tmp_path: Path) -> None:
+    """Not for the other runs: pipes, links, settings that JSON has no words for, odd names."""
+    root = copied(runs, tmp_path)
+    odd = "[task]\nlr = nan\nwhen = 2020-01-01\nwide = 0x" + "f" * 6000 + "\nmany = [[inf]]\n"
+    for name in ("odd", "linked", "piped", os.fsdecode(b"\xff")):
+        (root / name).mkdir()
+    (root / "odd" / "config.toml").write_text(odd)
+    (root / os.fsdecode(b"\xff") / "config.toml").write_text("seed = 3")
+    (root / "linked" / "config.toml").symlink_to(root / "odd" / "config.toml")
+    os.mkfifo(root / "piped" / "config.toml")
+    for name in ("rounds.jsonl", "summary.json"):
+        os.mkfifo(root / "odd" / name)
+    told = look(Page(root))
+    assert set(told) == {"first", "deep/second", "odd", "\ufffd"}
+    assert told["first"]["state"] == "finished"
+
+
 def test_nothing_but_reading(runs: Path, tmp_path: Path) -> None:
     """No request leaves the folder, writes or runs anything."""
     root = copied(runs, tmp_path)

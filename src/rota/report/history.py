@@ -180,7 +180,7 @@ def _read(folder: Path) -> History:
     dropped: dict[str, dict[str, NDArray[np.float64]]] = {}
     path = folder / "config.toml"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
         config = tomllib.loads(text)
         data = _json(path := folder / "data.json")
         summary = _json(path := folder / "summary.json")
@@ -252,11 +252,18 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return dict(json.loads(_text(path))) if path.exists() else {}
+
+
+def _text(path: Path) -> str:
+    """A file's text; a pipe in its place would be waited for."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a file")
+    return path.read_text(encoding="utf-8")
 
 
 def _whole_lines(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = _text(path) if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 

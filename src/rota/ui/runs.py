@@ -1,9 +1,13 @@
-"""The runs in a folder, read as they grow."""
+"""The runs in a folder, read as they grow.
+
+Whatever a run's files hold, the others are shown, and its own sound lines are.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 import tomllib
@@ -43,22 +47,25 @@ class Run:
     last_failures: list[dict[str, Any]] = field(default_factory=list)
     state: str = "stopped"
     problem: str = ""
+    """What is wrong with its files; `wrong` is what was when it was found."""
+    wrong: str = ""
     changed: float = 0.0
 
     def update(self, locked: set[int] | None) -> None:
         """Read what is new; `locked` are the files that processes have locked, if that is known."""
         rounds = self.folder / "rounds.jsonl"
         try:
-            size = rounds.stat().st_size if rounds.exists() else 0
+            size = rounds.stat().st_size if rounds.is_file() else 0
             if size < self.read:  # a resumed run has cut its file
                 self._forget()
             if size > self.read:
                 self._read(rounds)
-            self.state = self._state(locked)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            self.state, self.problem = "damaged", f"{type(error).__name__}: {error}"[:200]
+            self.state = "damaged" if self.problem else self._state(locked)
+        except Exception as error:  # what a damaged file holds may raise nearly anything
+            self.state, self.problem = "damaged", _problem(error)
 
     def _forget(self) -> None:
+        self.problem = self.wrong
         self.rows, self.round, self.read, self.client_seconds = [], 0, 0, 0.0
         self.sampled, self.failures, self.last_failures = {}, Counter(), []
 
@@ -67,9 +74,12 @@ class Run:
             file.seek(self.read)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            self._add(json.loads(line))
-        self.read += len(whole)
+        self.read += len(whole)  # whatever becomes of the lines, they are read once
+        for line in whole.split(b"\n")[:-1]:
+            try:
+                self._add(json.loads(line))
+            except Exception as error:  # as above
+                self.problem = self.problem or _problem(error)
         if whole:
             self.changed = path.stat().st_mtime
 
@@ -80,9 +90,11 @@ class Run:
             self.sampled.setdefault(model, Counter()).update(clients)
         for failure in record["failures"]:
             self.failures[str(failure["reason"])] += 1
-        if record["failures"]:
-            mine = [{"round": self.round, **failure} for failure in record["failures"]]
-            self.last_failures = [*self.last_failures, *mine][-20:]
+        mine = [
+            {"round": self.round, **{k: str(each.get(k)) for k in ("model", "client", "reason")}}
+            for each in record["failures"][-20:]
+        ]
+        self.last_failures = [*self.last_failures, *mine][-20:]
         models = record["models"]
         if not any("accuracy" in model for model in models.values()):
             return
@@ -96,7 +108,7 @@ class Run:
 
     def _state(self, locked: set[int] | None) -> str:
         summary = self.folder / "summary.json"
-        if summary.exists():
+        if summary.is_file():
             told = json.loads(summary.read_text(encoding="utf-8"))
             losses = [model["loss"] for model in told["models"].values()]
             return "diverged" if any(_number(loss) is None for loss in losses) else "finished"
@@ -145,13 +157,35 @@ class Runs:
 def _open(folder: Path) -> Run:
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8")
-        return Run(folder, flat(tomllib.loads(text)), text)
+        config = {key: _plain(value) for key, value in flat(tomllib.loads(text)).items()}
+        return Run(folder, config, text)
     except (OSError, ValueError, RecursionError) as error:
-        return Run(folder, {}, "", problem=f"config.toml cannot be read ({error})"[:200])
+        wrong = f"config.toml cannot be read ({error})"[:200]
+        return Run(folder, {}, "", problem=wrong, wrong=wrong)
+
+
+def _problem(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _plain(value: Any) -> Any:
+    """A value of TOML as one of JSON."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, str | bool) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    if isinstance(value, int):
+        return "a number of more than 64 bits"
+    return value if isinstance(value, float) and _number(value) is not None else str(value)
+
+
+def text_of(path: str) -> str:
+    """A path in letters that every page can show."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _name(path: Path, root: Path) -> str:
-    return path.name if path == root else path.relative_to(root).as_posix()
+    return text_of(path.name if path == root else path.relative_to(root).as_posix())
 
 
 def _folders(root: Path) -> list[Path]:
@@ -164,7 +198,10 @@ def _folders(root: Path) -> list[Path]:
                 entries = list(os.scandir(folder))
             except OSError:
                 continue
-            if any(entry.name == "config.toml" for entry in entries):
+            if any(
+                entry.name == "config.toml" and entry.is_file(follow_symlinks=False)
+                for entry in entries
+            ):
                 found.append(folder)
                 continue
             below += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -188,4 +225,4 @@ def _locked() -> set[int] | None:
 def _number(value: Any) -> float | None:
     """A finite number, or None."""
     fine = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if fine and abs(value) < float("inf") and value == value else None
+    return float(value) if fine and abs(value) <= sys.float_info.max else None

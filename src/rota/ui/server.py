@@ -33,7 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rota.errors import BadInput
-from rota.ui.runs import COLUMNS, Run, Runs
+from rota.ui.runs import COLUMNS, Run, Runs, text_of
 
 PAUSE = 0.5
 """Seconds between two looks at the folder, while a page is open."""
@@ -82,14 +82,14 @@ def build(
     runs.update()
 
     def page(request: Request) -> Response:
-        html = _file("page.html").replace("{folder}", escape(str(runs.root)))
+        html = _file("page.html").replace("{folder}", escape(text_of(str(runs.root))))
         return HTMLResponse(html, headers={"Content-Security-Policy": POLICY})
 
     def listed(request: Request) -> Response:
         """All runs, with the configuration keys that differ between them."""
         runs.update()
         keys = _differing(list(runs.runs.values()))
-        return JSONResponse(
+        return Told(
             {
                 "columns": COLUMNS,
                 "keys": keys,
@@ -109,19 +109,20 @@ def build(
         after = request.query_params.get("after", "0")
         start = int(after) if after.isdigit() and len(after) < 10 else 0
         runs.update()
-        return JSONResponse({"models": run.models, "start": start, "rows": run.rows[start:]})
+        return Told({"models": run.models, "start": start, "rows": run.rows[start:]})
 
     def details(request: Request) -> Response:
         """A run's configuration, whom it sampled, and what failed."""
         run = _run(runs, request)
         if run is None:
             return _missing()
-        clients = max((max(c, default=-1) for c in run.sampled.values()), default=-1) + 1
+        drawn = [i for c in run.sampled.values() for i in c if type(i) is int]
+        clients = max(drawn, default=-1) + 1
         sampled = {
             model: [counts[i] for i in range(min(clients, 2000))]
             for model, counts in run.sampled.items()
         }
-        return JSONResponse(
+        return Told(
             {
                 "text": run.text,
                 "config": run.config,
@@ -183,6 +184,13 @@ def build(
         ],
         middleware=[Middleware(Guard, host=host, token=token)],
     )
+
+
+class Told(JSONResponse):  # type: ignore[misc]
+    """JSON in ASCII: a damaged file may have names of half a character, which UTF-8 cannot hold."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False).encode("ascii")
 
 
 class Guard:
