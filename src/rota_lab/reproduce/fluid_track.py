@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from rota import loop, weights
+from rota import loop
 from rota.engine import make
 from rota.estimate import FedAvg
 from rota.experiment import Experiment
 from rota.experiment import State as RunState
 from rota.submodel import Capacity, Choice, Invariant, Ordered, Whole
-from rota.weights import Weights
 from rota_lab.reproduce.fluid_settings import Setting
 from rota_lab.reproduce.parts import Found, Runner, in_time
 
@@ -47,7 +44,7 @@ class Track:
         The costs of a run of several seeds are shared out evenly.
         """
         experiment, setting = self.experiment(capacity, choice), self.setting
-        state, client_seconds = self.begin(experiment), 0.0
+        state, client_seconds = loop.begin(experiment, self.engine), 0.0
         end: list[list[float]] = []
         curve: dict[int, list[float]] = {}
         invariant: list[list[tuple[float, float]]] = []
@@ -79,16 +76,6 @@ class Track:
                 numbers["invariant_curve"] = [round(share, 4) for share, _ in mine]
             out.append(numbers)
         return out
-
-    def begin(self, experiment: Experiment) -> RunState:
-        """The first state, in which each seed has first weights of its own."""
-        state = loop.begin(experiment, self.engine)
-        models = []
-        for seed, model in zip(self.seeds, state.models, strict=True):
-            own = weights.read(self.tasks[model.task].build(seed))
-            params, buffers = (each.to(model.params.device) for each in own)
-            models.append(replace(model, weights=Weights(params, buffers)))
-        return replace(state, models=models)
 
 
 def invariance(experiment: Experiment, state: RunState, s: int = 0) -> tuple[float, float]:
