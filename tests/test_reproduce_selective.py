@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from rota import rng
-from rota.data import partition
 from rota.data.federation import Examples
-from rota_lab.reproduce import run, write_page
-from rota_lab.reproduce.selective import SETTINGS, few, pieces
+from rota.grouping import Selective
+from rota_lab.reproduce import run, three_ways, write_page
+from rota_lab.reproduce.complexity import network
+from rota_lab.reproduce.complexity import pieces as grid
+from rota_lab.reproduce.complexity_page import report as complexity_report
+from rota_lab.reproduce.selective import Piece, pieces
 from rota_lab.reproduce.selective_page import report
+from rota_lab.reproduce.three_ways import Data, Work, load, play
 from rota_lab.reproduce.worst_local_loss import (
     LEAST,
     NODES,
@@ -27,19 +30,33 @@ from rota_lab.reproduce.worst_local_loss import (
 
 def numbers(method: str, balance: int, seed: int) -> dict[str, Any]:
     mean = {"fedavg": 0.8, "selective": 0.9, "local": 0.85}.get(method, 0.9)
+    shared = {"selective": 0.33, "centralised": 0.966}.get(method, 0.82)
     return {
         "mean": mean + 0.001 * seed + (0.002 * seed if method == "selective" else 0),
         "worst": 0.5,
-        "shared": 0.33 if method == "selective" else 0.82 + 0.001 * seed,
+        "shared": shared + 0.001 * seed,
         "groups": 1 if balance == 100 else 3,
         "recovered": balance == 0,
     }
 
 
+def finished(piece: Piece) -> dict[str, Any]:
+    names = [f"{seed}" for seed in range(3)]
+    if piece.rates:
+        names = [f"lr {lr:g} seed {seed}" for lr in piece.rates for seed in range(3)]
+    return {
+        "runs": {n: numbers(piece.method, piece.balance, int(n[-1])) for n in names},
+        "bytes": 5.0,
+        "client_seconds": 2.0,
+        "machine": "a computer",
+        "precision": "fp32",
+    }
+
+
 def test_the_page_judges_what_is_finished() -> None:
-    some = [p for p in pieces() if p.model == "small" and p.seed < 3]
-    found = {p.name: numbers(p.method, p.balance, p.seed) for p in some}
-    result = report(pieces(), found, False, "cpu", SETTINGS)
+    some = [p for p in pieces() if p.model == "small"]
+    found = {p.name: finished(p) for p in some}
+    result = report(pieces(), found, False, "cpu")
     verdicts = {
         claim.words.split(":")[0] + claim.words.split(":")[1]: claim for claim in result.claims
     }
@@ -48,35 +65,110 @@ def test_the_page_judges_what_is_finished() -> None:
     assert "+10.20 points" in first.words
     (rival,) = [c for w, c in verdicts.items() if " 50 % balanced Selective beats ifca" in w]
     assert rival.verdict == "cannot tell"
-    (central,) = [c for w, c in verdicts.items() if "centralised" in w]
-    assert central.verdict == "fails"
     assert all(result.checks.values())
-    assert "3 of 3 seeds" in next(iter(result.checks))
+    assert any("3 of 3 seeds" in words for words in result.checks)
+    assert any("(96.70 against 96.40 %)" in words for words in result.checks)
     plain = [row for row in result.rows if row["paper"] is not None]
     assert {row["paper"] for row in plain} == {0.3266, 0.9640}
-    assert len(result.charts) == 2
+    names = [chart.name for chart in result.charts]
+    assert names == ["small-shared", "small-mean", "groups", "sweep"]
     assert not any("Model 2" in row["quantity"] for row in result.rows), "it has not run"
+    assert "local: better in 0, equal in 0, worse in 3 of 3" in result.text
+    assert (
+        "| Model 1 | FedAvg, global test | 4 x 5 | 32 | 82.1 | 82.1 | 82.1 | 82.1 |" in result.text
+    )
 
 
-def test_a_part_of_the_images_is_dealt_and_the_others_are_left_out() -> None:
-    labels = torch.arange(3000) % 10
-    examples = Examples(torch.zeros(3000, 1), labels)
-    owner, clients = few(partition.three_way(0.0), 900)(examples, rng.generator(3))
-    assert clients == 9
-    assert 500 < (owner >= 0).sum() <= 900
-    for third, pool in enumerate(((0, 1, 2, 3), (4, 5, 6), (7, 8, 9))):
-        mine = labels.numpy()[(owner >= 3 * third) & (owner < 3 * third + 3)]
-        assert set(mine) <= set(pool)
-    other, _ = few(partition.three_way(0.0), 900)(examples, rng.generator(4))
-    assert not np.array_equal(owner, other)
+def test_centralised_accuracies_far_from_the_papers_are_seen() -> None:
+    (piece,) = [p for p in pieces() if p.model == "small" and p.method == "centralised"]
+    part = finished(piece)
+    for each in part["runs"].values():
+        each["shared"] += 0.01
+    (held,) = report(pieces(), {piece.name: part}, False, "cpu").checks.values()
+    assert not held
+
+
+def test_a_rival_that_is_nowhere_worse_is_named() -> None:
+    found = {p.name: finished(p) for p in pieces() if p.model == "small" and not p.rates}
+    for balance in (0, 50, 100):
+        for seed, each in found[f"small-{balance}-ifca"]["runs"].items():
+            each["mean"] = found[f"small-{balance}-selective"]["runs"][seed]["mean"] + 0.01
+    text = report(pieces(), found, False, "cpu").text
+    assert "ifca: better in 3, equal in 0, worse in 0 of 3; **it is nowhere worse" in text
+    assert text.count("nowhere worse") == 1
+
+
+def test_seeds_that_train_together_are_the_seeds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of one run share nothing; the numbers of each are those of its own models."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(900) % 10
+    x = torch.nn.functional.one_hot(labels, 16).float().view(-1, 1, 4, 4)
+    x += 0.5 * torch.rand(x.shape, generator=generator)
+    some = Examples(x, labels)
+    monkeypatch.setattr(three_ways, "images", lambda: (some, some))
+    data = load(Data("mnist", 0, False, seeds=2, validation=100))
+    assert not np.array_equal(data[0].train.y, data[1].train.y)
+    given = {"0": (data[0], 0.3), "1": (data[1], 0.3)}
+    model = network("mlp", 1, 16)
+    both = play(model, given, Work(0.3, 8, batch=4), Selective(alone=5), "cpu", "fp32", tests=2)
+    one = play(model, {"0": given["0"]}, Work(0.3, 8, batch=4), Selective(alone=5), "cpu", "fp32")
+    assert both["runs"]["0"] == one["runs"]["0"]
+    assert both["bytes"] == pytest.approx(one["bytes"])
+    assert both["virtual_seconds"] == pytest.approx(one["virtual_seconds"], rel=1e-3)
+    for runs in both["runs"].values():
+        assert runs["recovered"]
+        assert runs["groups"] == 3
+        assert runs["shared"] < 0.5 < runs["worst"] <= runs["mean"]
+    assert both["rounds"] == [4, 8]
+    assert both["curves"]["1"][-1] == both["runs"]["1"]
+    central = load(Data("mnist", 100, True, seeds=1, validation=100))
+    (alone,) = play(model, {"0": (central[0], 0.3)}, Work(0.3, 8, batch=4), None, "cpu", "fp32")[
+        "runs"
+    ].values()
+    assert alone["shared"] > 0.9
+
+
+def test_the_complexity_page_says_what_a_size_costs_and_buys() -> None:
+    every = grid()
+    assert len({piece.name for piece in every}) == len(every) == 48
+    found = {}
+    for piece in every:
+        if piece.family == "mlp" and piece.depth < 3:
+            part = {**finished(Piece("small", 0, piece.method, Work(0.1, 15)))}
+            more = 0.001 * piece.width * piece.depth
+            for each in part["runs"].values():
+                each["shared"] += 0.0001 * piece.width
+            cost = {"bytes": 9 * 15 * 1e3 * piece.width, "virtual_seconds": 15 * more}
+            found[piece.name] = {**part, **cost, "parameters": 100 * piece.width, "rounds": [15]}
+    result = complexity_report(every, found, False, "cpu")
+    assert [chart.name for chart in result.charts] == ["time", "size", "groups"]
+    line = "| mlp | 2 | 100 | 10,000 | 100 | 0.20 | 83.10 % | 80.10 % | 90.30 % | 100 | 0.20 |"
+    assert line in result.text
+    wide = next(claim for claim in result.claims if "width 300 beats 10" in claim.words)
+    assert wide.verdict == "holds"
+    assert not any("cnn" in claim.words for claim in result.claims)
+
+
+def test_networks_of_the_grid_have_the_sizes_they_are_called() -> None:
+    def parameters(*key: Any) -> int:
+        module = network(*key)(shape=(1, 28, 28), classes=10)
+        assert module(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+        return sum(p.numel() for p in module.parameters())
+
+    assert parameters("mlp", 1, 30) == 23_860  # the paper's model 1
+    assert parameters("mlp", 3, 10) == 7850 + 2 * 110 + 110
+    assert parameters("cnn", 3, 4) == 40 + 2 * 148 + 4 * 9 * 10 + 10
 
 
 @pytest.mark.slow
 def test_the_short_version_runs(tmp_path: Path) -> None:
     result = run("selective", quick=True, say=lambda line: None)
-    assert len(result.rows) == 2 * 6 * 3
+    assert len(result.rows) == 2 * 6 * 4
     assert all(result.checks.values())
     assert write_page(result, tmp_path).name == "selective-quick.md"
+    result = run("complexity", quick=True, say=lambda line: None)
+    assert len(result.rows) == 4 * 4
+    assert write_page(result, tmp_path).name == "complexity-quick.md"
 
 
 @pytest.mark.parametrize("factor", [1.5, 5.0])

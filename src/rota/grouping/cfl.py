@@ -12,6 +12,7 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.estimate import memory
 from rota.estimate.memory import Fresh
+from rota.grouping.linkage import clusters
 from rota.grouping.occasion import Groups, Occasion
 from rota.grouping.similar import numbered
 from rota.plan import Chunk, Job, State
@@ -78,20 +79,16 @@ class Cfl:
 
     def _split(self, state: State, at: Occasion, t: int, clients: Array) -> Array | None:
         """Which clients leave their group; None if it stays together."""
-        from scipy.cluster.hierarchy import fcluster, linkage
-        from scipy.spatial.distance import squareform
-
         updates = self._updates(state, at, t, clients)
         share = torch.as_tensor(at.shares[t, clients] / at.shares[t, clients].sum()).to(updates)
         mean, most = float((share @ updates).norm()), float(updates.norm(dim=1).max())
         if not mean < self.calm * most:
             return None
         alike = cosines(updates)
-        distance = squareform(1 - alike, checks=False)
-        away = fcluster(linkage(distance, "complete"), 2, "maxclust") == 2
-        if not away.any() or alike[np.ix_(away, ~away)].max() > self.apart:
+        away: Array = clusters(1 - alike, "complete", number=2) == 1
+        if alike[np.ix_(away, ~away)].max() > self.apart:
             return None
-        return np.asarray(away)
+        return away
 
     def watch(self, state: State, job: Job) -> tuple[State, Job, Fresh]:
         memory.settle(state)

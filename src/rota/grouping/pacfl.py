@@ -10,8 +10,8 @@ import torch
 from rota.arrays import Array
 from rota.data.federation import Federation
 from rota.errors import BadInput
+from rota.grouping.linkage import clusters
 from rota.grouping.occasion import Groups, Occasion
-from rota.grouping.similar import numbered
 from rota.plan import State, Task
 
 NUMBER = 4
@@ -108,15 +108,8 @@ class Pacfl:
 
     def _cluster(self, near: Array, threshold: float) -> Array:
         """Groups by average linkage."""
-        from scipy.cluster.hierarchy import fcluster, linkage
-        from scipy.spatial.distance import squareform
-
-        if len(near) < 2:
-            return np.zeros(len(near), np.int64)
-        distance = 1 - near
-        np.fill_diagonal(distance, 0)
-        tree = linkage(squareform((distance + distance.T) / 2, checks=False), "average")
-        return numbered(fcluster(tree, 1 - threshold, "distance"))
+        distance = 1 - (near + near.T) / 2
+        return clusters(distance, "average", most=1 - threshold)
 
 
 def alike(a: Array, b: Array) -> Array:

@@ -13,6 +13,8 @@ from typing import Any
 from rota.errors import BadInput, did_you_mean
 from rota_lab.reproduce import fedavg_cells, fluid_studies
 from rota_lab.reproduce.chart import Chart, Line
+from rota_lab.reproduce.complexity import complexity
+from rota_lab.reproduce.complexity import estimate as complexity_estimate
 from rota_lab.reproduce.fedavg_table1 import fedavg_table1
 from rota_lab.reproduce.fluid_linear import estimate as linear_estimate
 from rota_lab.reproduce.fluid_linear import fluid_linear
@@ -60,6 +62,7 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "fluid-time": fluid_time,
     "selective": selective,
     "worst-local-loss": worst_local_loss,
+    "complexity": complexity,
 }
 """Name -> function of `quick`, which asks for a short version that is not at the paper's scale.
 
@@ -77,6 +80,7 @@ ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "fluid-linear": linear_estimate,
     "fluid-time": time_estimate,
     "selective": selective_estimate,
+    "complexity": complexity_estimate,
 }
 """Name -> function of `only` that returns lines on how much work a reproduction is.
 

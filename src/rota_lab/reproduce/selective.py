@@ -1,33 +1,29 @@
 """Selective FedAvg (its Figs. 3-8 and Table II): nine nodes in three partitions of MNIST.
 
 The paper gives no optimiser, learning rate, mini-batch, local epochs or number of rounds, so these
-are rota's choice (SETTINGS), and the page names them.
+are rota's choice (WORK), and the page names them. The parts called "sweep" show how much they
+decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 import rota
-from rota.arrays import Array
-from rota.data import partition
-from rota.data.federation import Examples, Federation, Partition
-from rota.estimate import FedAvg
+from rota.data.federation import Federation
 from rota.grouping import Cfl, Ifca, Local, One, Pacfl, Selective
-from rota.sampling import Full
-from rota_lab.reproduce.parts import Found, Runner, chosen, left, results, run_parts, start
+from rota_lab.reproduce.parts import Found, Runner, chosen, in_time, left, results, run_parts, start
 from rota_lab.reproduce.result import Result
 from rota_lab.reproduce.selective_page import report
+from rota_lab.reproduce.three_ways import Data, Work, load, play
 
 NAME = "selective"
-NODES = 9
-THIRDS = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+SEEDS = 5
 METHODS: dict[str, Callable[[], Any]] = {
     "fedavg": One,
     "selective": lambda: Selective(alone=5),
@@ -39,69 +35,87 @@ RIVALS: dict[str, Callable[[], Any]] = {
     "pacfl": Pacfl,
 }
 CENTRAL = "centralised"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the paper leaves open, for one of its models."""
-
-    model: Callable[..., nn.Module]
-    lr: float
-    rounds: int
-    batch: int = 32
-    images: int | None = None
-    """How many training images the nodes share; None: all that are left."""
-    validation: int = 10_000
-
-
-SETTINGS = {
-    "small": Settings(rota.models.s2_small, lr=0.1, rounds=20),
-    "classic": Settings(rota.models.s2_classic, lr=0.1, rounds=15, images=9000),
-    "wide": Settings(rota.models.s2_wide, lr=0.05, rounds=15, images=9000),
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "small": rota.models.s2_small,
+    "classic": rota.models.s2_classic,
+    "wide": rota.models.s2_wide,
+    "digits": rota.models.s2_small,
 }
-"""The paper's models 1, 2 and 3. On two cores the convolutional ones get a part of the images."""
-QUICK = Settings(rota.models.s2_small, lr=0.1, rounds=12, batch=10, validation=200)
-"""scikit-learn's digits, which need no files."""
+WORK = {
+    "small": Work(lr=0.1, rounds=20),
+    "classic": Work(lr=0.1, rounds=20),
+    "wide": Work(lr=0.05, rounds=10),
+    "digits": Work(lr=0.1, rounds=12, batch=10),
+}
+"""For the paper's models 1, 2 and 3, and for the short version."""
+RATES = (0.01, 0.03, 0.1, 0.3)
+VARIED = ((1, 32), (5, 32), (1, 128))
+"""Local epochs and sizes of mini-batches in the sweep. The epochs of all rounds together stay."""
+SWEEP = 3
+"""Seeds of the sweep."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One run: a model, the percentage of balanced data, a method, and a seed."""
+    """One run of all seeds: a model, the percentage of balanced data, a method, and the work.
+
+    A piece of the sweep has all learning rates in RATES.
+    """
 
     model: str
     balance: int
     method: str
-    seed: int
+    work: Work
+    rates: tuple[float, ...] = ()
+
+    @property
+    def place(self) -> str:
+        if not self.rates:
+            return f"{self.model}-{self.balance}"
+        return f"sweep-{self.model}-E{self.work.epochs}-B{self.work.batch}"
 
     @property
     def name(self) -> str:
-        return f"{self.model}-{self.balance}-{self.method}-{self.seed}"
+        return f"{self.place}-{self.method}"
 
     @property
     def words(self) -> set[str]:
         """What `--only` may call it."""
-        place = f"{self.model}-{self.balance}"
-        return {self.model, self.method, place, f"{place}-{self.method}"}
+        if self.rates:
+            return {"sweep", f"sweep-{self.model}", self.place, self.name}
+        return {self.model, self.method, self.place, self.name}
+
+    @property
+    def data(self) -> Data:
+        if self.model == "digits":
+            return Data("digits", self.balance, False, 2, validation=200)
+        central = self.method == CENTRAL
+        return Data("mnist", self.balance, central, SWEEP if self.rates else SEEDS)
 
 
 def pieces() -> list[Piece]:
     """All runs, those that tell most first."""
     out = []
-    for model, seeds in (("small", 5), ("classic", 3), ("wide", 3)):
-        for balances in ((0, 100, 50), (20, 80, 10, 30, 40, 60, 70, 90)):
-            for seed in range(seeds):
-                for balance in balances:
-                    rivals = RIVALS if balance in (0, 50, 100) else {}
-                    central = [CENTRAL] if balance == 100 else []
-                    for method in (*METHODS, *rivals, *central):
-                        out.append(Piece(model, balance, method, seed))
+    for balances in ((0, 100, 50), (20, 80, 10, 30, 40, 60, 70, 90)):
+        for model in ("small", "classic", "wide"):
+            for balance in balances:
+                rivals = RIVALS if balance in (0, 50, 100) else {}
+                central = [CENTRAL] if balance == 100 else []
+                for method in (*METHODS, *rivals, *central):
+                    out.append(Piece(model, balance, method, WORK[model]))
+    for model in ("small", "classic", "wide"):
+        for epochs, batch in VARIED:
+            rounds = WORK[model].rounds // epochs
+            work = replace(WORK[model], rounds=rounds, batch=batch, epochs=epochs)
+            out += [Piece(model, 0, method, work, RATES) for method in ("fedavg", "selective")]
     return out
 
 
 def quick_pieces() -> list[Piece]:
-    """Two balances and two seeds of digits."""
+    """Two balances of digits, and a part of the sweep."""
     methods = (*METHODS, *RIVALS)
-    return [Piece("digits", b, m, s) for s in range(2) for b in (0, 100) for m in methods]
+    out = [Piece("digits", b, m, WORK["digits"]) for b in (0, 100) for m in methods]
+    return out + [Piece("digits", 0, m, WORK["digits"], RATES) for m in ("fedavg", "selective")]
 
 
 def selective(
@@ -111,89 +125,54 @@ def selective(
     only: str | None = None,
     minutes: float | None = None,
     device: str = "auto",
+    precision: str = "fp32",
 ) -> Result:
     """Selective FedAvg against FedAvg, local and centralised training, and its rivals."""
     every = quick_pieces() if quick else pieces()
     wanted = every if quick else chosen(only, every)
-    names = [piece.name for piece in every]
     files = results(None if quick else out, NAME)
-    runner = start(files, names, minutes, device, "fp32", say)
-    play(runner, wanted)
-    return report(every, runner.found, quick, runner.device, SETTINGS)
-
-
-def play(runner: Runner, wanted: list[Piece]) -> None:
-    """Run the unfinished pieces."""
+    names = [piece.name for piece in every]
+    runner = start(files, names, minutes, device, precision, say)
     run_parts(
         runner,
         wanted,
-        group=lambda piece: (piece.model, piece.balance, piece.method == CENTRAL, piece.seed),
-        load=lambda key: load(*key),
-        run=lambda data, piece: one(data, piece, runner.device),
+        group=lambda piece: piece.data,
+        load=load,
+        run=lambda data, piece: one(data, piece, runner),
     )
+    return report(every, runner.found, quick, runner.device)
 
 
 def estimate(only: str | None, out: Path | None = None) -> list[str]:
-    """How many runs are left."""
+    """How many runs are left, and how much they train."""
     waiting = left(results(out, NAME), chosen(only, pieces()))
     lines = [f"{len(waiting)} runs are left"]
-    for model in SETTINGS:
-        number = sum(piece.model == model for piece in waiting)
-        lines.append(f"{model}: {number} runs of {SETTINGS[model].rounds} rounds")
+    for model in ("small", "classic", "wide"):
+        mine = [piece for piece in waiting if piece.model == model]
+        passes = sum(
+            p.work.rounds * p.work.epochs * p.data.seeds * len(p.rates or "1") for p in mine
+        )
+        lines.append(f"{model}: {len(mine)} runs, {passes:,} passes over about 45,000 images")
     return lines
 
 
-def settings_of(model: str) -> Settings:
-    return SETTINGS.get(model, QUICK)
-
-
-def load(model: str, balance: int, central: bool, seed: int) -> Federation:
-    """The nodes' data, or all in one place."""
-    settings = settings_of(model)
-    source = rota.data.mnist if model in SETTINGS else rota.data.digits
-    split = partition.iid(1) if central else partition.three_way(balance / 100, NODES)
-    if settings.images is not None:
-        split = few(split, settings.images)
-    return source(split, matched_test=not central, validation=settings.validation, seed=seed)
-
-
-def few(split: Partition, number: int) -> Partition:
-    """The same partition of a number of random examples; the others are left out."""
-
-    def deal(examples: Examples, generator: np.random.Generator) -> tuple[Array, int]:
-        rows = np.sort(generator.permutation(len(examples))[:number])
-        some, clients = split(Examples(examples.x[rows], examples.y[rows]), generator)
-        owner = np.full(len(examples), -1, np.int64)
-        owner[rows] = some
-        return owner, clients
-
-    return deal
-
-
-def one(data: Federation, piece: Piece, device: str) -> tuple[Found, str]:
-    """Play one run: the numbers of its last round."""
-    settings = settings_of(piece.model)
+def one(data: list[Federation], piece: Piece, runner: Runner) -> tuple[Found, str]:
+    """Play one run: the numbers of its last round for each seed (and each learning rate)."""
+    in_time(runner.deadline)
     grouping = {**METHODS, **RIVALS}.get(piece.method, One)()
-    task = rota.Task(settings.model, data, lr=settings.lr, batch=settings.batch, name="mnist")
-    run = rota.run(
-        [task],
-        Full(),
-        estimator=FedAvg(),
-        grouping=grouping,
-        rounds=settings.rounds,
-        evaluate=settings.rounds,
-        seed=piece.seed,
-        device=device,
-    )
-    last, shares = run.records[-1], run.state.shares
-    members = [np.flatnonzero(row).tolist() for row in shares if row.any()]
-    shared = last.get("shared_mean", last["accuracy"])
-    found: Found = {
-        "shared": shared,
-        **{key: last[f"own_{key}"] for key in ("mean", "worst", "p10") if f"own_{key}" in last},
-        "groups": len(members),
-        "recovered": sorted(members) == THIRDS,
-        "bytes": run.state.bytes_up + run.state.bytes_down,
-        "client_seconds": run.summary["client_seconds"],
+    tasks = {
+        f"lr {lr:g} seed {seed}" if piece.rates else f"{seed}": (each, lr)
+        for lr in piece.rates or (piece.work.lr,)
+        for seed, each in enumerate(data)
     }
-    return found, f"own {found.get('mean', float('nan')):.4f}, shared {shared:.4f}"
+    found = play(
+        MODELS[piece.model],
+        tasks,
+        piece.work,
+        grouping,
+        runner.device,
+        runner.precision,
+        tests=4 if piece.rates else 1,
+    )
+    shared = [each["shared"] for each in found["runs"].values()]
+    return found, f"on the global test {min(shared):.4f} to {max(shared):.4f}"
