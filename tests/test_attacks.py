@@ -186,7 +186,7 @@ def test_a_run_without_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["availability.chance=1e-9"], "hardly anybody can ever be reached"),
+        (["availability.chance=1e-9"], "hardly any client can ever be reached"),
         (["server.lr=1e-300"], "server.lr is 1e-300: the models will not change"),
         (["task.lr=1e-30"], "task 'digits': lr is 1e-30: its model will not change"),
         (["task.steps=2", "task.epochs=3"], "steps (2) decides, and epochs (3) is not used"),

@@ -31,9 +31,9 @@ from rota.engine.steps import Steps
 from rota.engine.trials import same_gradient
 from rota.experiment import Experiment
 from rota.models import MODELS
-from rota.plan import Chunk, Local, Model, Plan, SubModel, Task, whole
+from rota.plan import Chunk, Local, Model, Plan, Task, whole
 from rota.submodel.choice import Random, Wanted
-from rota.submodel.cut import keep
+from rota.submodel.cut import SubModel, keep
 from rota.submodel.units import find_units
 from rota.weights import Weights
 from rota.world.devices import Devices

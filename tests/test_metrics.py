@@ -15,15 +15,15 @@ from conftest import federation, linear, network
 from scipy.optimize import minimize
 
 import rota
-from rota import loop, recipe
+from rota import loop, metrics, recipe
 from rota.data.federation import Federation
 from rota.engine import make
 from rota.errors import BadInput
 from rota.experiment import Experiment
+from rota.metrics import METRICS, Meter, Updates, look, measure
 from rota.plan import Task, whole
 from rota.running import run as running
-from rota.sampling import SAMPLERS, draw, metrics
-from rota.sampling.metrics import METRICS, Meter, Updates, look, measure
+from rota.sampling import SAMPLERS, draw
 
 NEW = {*METRICS, *(f"{name}_total" for name in metrics.SUMMED)}
 CLIENTS, DRAWS = 5, 3

@@ -20,8 +20,9 @@ from rota.data.federation import Federation
 from rota.engine import Engine, Sequential, make
 from rota.estimate import FedStale, FedVarp, Mifa, Scaffold, StaleVr, StaleVre, Unbiased
 from rota.experiment import Experiment, State
+from rota.metrics import variance
 from rota.plan import Chunk, Job, Model, Plan, Question, Seen, Task, whole
-from rota.sampling import SAMPLERS, Uniform, draw, variance
+from rota.sampling import SAMPLERS, Uniform, draw
 
 SIZES = [5, 12, 20, 31, 8, 17]
 DEVICES = rota.Devices(spread=1.0)

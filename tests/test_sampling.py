@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_assign import Case, check_draws, check_feasible
@@ -641,6 +641,7 @@ ANY = arrays(float, st.integers(1, 12), elements=st.just(0.0) | st.floats(-700, 
 
 @settings(deadline=None)
 @given(ANY, st.floats(0.001, 1.1), st.floats(0, 1))
+@example(np.array([0.0, 0.0, 0.0, 4e141, 2e141, 4e-183]), 1 / 3, 0.0)
 def test_waterfill_on_all_that_a_float_can_be(scores: Array, part: float, low: float) -> None:
     """What must hold of the optimum, without an oracle.
 

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "src" / "rota"
 CORE = [
     *(path for path in HOUSE.glob("*.py") if path.name != "hints.py"),  # a part of recipes
+    *(HOUSE / "plan").glob("*.py"),
     *(HOUSE / "sampling").glob("*.py"),
     *(HOUSE / "estimate").glob("*.py"),
     *(HOUSE / "running").glob("*.py"),
@@ -25,7 +26,7 @@ def lines(path: Path) -> int:
 
 def test_the_core_is_small_enough_to_read() -> None:
     assert all(path.exists() for path in CORE)
-    assert sum(map(lines, CORE)) <= 8300  # the goal is 8,000
+    assert sum(map(lines, CORE)) <= 8000
     assert lines(HOUSE / "loop.py") <= 200
 
 

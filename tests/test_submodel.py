@@ -25,7 +25,7 @@ from rota.engine.schedule import batches
 from rota.errors import BadInput
 from rota.estimate import Adam, FedAvg, FedVarp, Unbiased
 from rota.experiment import Experiment
-from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, SubModel, Task, duty
+from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task, duty
 from rota.running.run import execute
 from rota.sampling import Full, KVib, Uniform
 from rota.submodel import (
@@ -40,7 +40,7 @@ from rota.submodel import (
     hold,
 )
 from rota.submodel.choice import Importance, Random, Rolling, Wanted
-from rota.submodel.cut import build, keep
+from rota.submodel.cut import SubModel, build, keep
 from rota.submodel.times import DRIFT, POWER, UNSURE, Times
 from rota.submodel.units import find_units
 from rota.weights import read

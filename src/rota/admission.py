@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import NO_REPLY, Chunk, Costs, Job, Seen, State
+from rota.plan import Chunk, Costs, Job, Seen, State
 from rota.weights import Weights
 
 NOT_FINITE = "the update is not finite"
@@ -31,8 +31,8 @@ class Admission:
     """A limit on the norms of updates, relative to those seen; all other checks are always on.
 
     A row fails if its update's norm exceeds `times` times the median of the last 100 admitted norms
-    of its model. None sets no limit. Recommended for real devices, where 10 to 100 is a good value:
-    one broken device can otherwise replace the model with its own noise.
+    of its model. None sets no limit. Set one for real devices (10 to 100 is a good value), or one
+    broken device can replace the model with its own noise.
     """
 
     times: float | None = None
@@ -93,8 +93,6 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk | N
 def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Array:
     """Which rows are in the plan, in this round, and have not replied before."""
     rows = np.asarray(chunk.rows)
-    if _all_asked_for(chunk, job, seen, rows):
-        return np.ones(len(rows), bool)
     known = rows.ndim == 1 and rows.dtype.kind in "iu" and len(chunk.reason) == len(rows)
     if not known or chunk.now != job.now or not 0 <= chunk.model < len(job.models):
         return np.zeros(np.size(rows), bool)
@@ -108,20 +106,6 @@ def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Array:
         part = job.plan.cut[rows[wanted]]
         wanted[wanted] = part == part[0]
     return wanted
-
-
-def _all_asked_for(chunk: Chunk, job: Job, seen: Seen, rows: Array) -> bool:
-    """The usual case, told quickly."""
-    if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows) or job.plan.cut is not None:
-        return False
-    listed = rows.tolist()
-    if chunk.now != job.now or len(chunk.reason) != len(rows) or len(set(listed)) != len(rows):
-        return False
-    if min(listed) < 0 or max(listed) >= len(job.plan) or not 0 <= chunk.model < len(job.models):
-        return False
-    if (job.plan.model[rows] != chunk.model).any():
-        return False
-    return all(seen.reason[row] == NO_REPLY for row in listed)
 
 
 def _well_formed(chunk: Chunk, model: Weights) -> Chunk:

@@ -35,11 +35,11 @@ class Experiment:
     rounds: int = 100
     seed: int = 0
     evaluate: int = 1
-    """Every how many rounds the models are tested; the last round always is."""
+    """The models are tested after every so many rounds, and after the last one."""
     target: float | None = None
     """Stop once every model's accuracy is at least this."""
     metrics: Sequence[str] = ()
-    """Measures of the sampler in every round, at no cost to the run (sampling.metrics)."""
+    """Measures of the sampler in every round, at no cost to the run (rota.metrics)."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file's text in one step; half a character, which UTF-8 cannot hold, is a "?"."""
+    """Replace a file's text in one step; characters that UTF-8 cannot hold become "?"."""
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="replace")
 

@@ -31,11 +31,11 @@ from rota.estimate import Estimate, Server
 from rota.experiment import Experiment, State
 from rota.grouping.gets import gets
 from rota.grouping.regroup import regroup
+from rota.metrics import Meter
 from rota.plan import Job, Model, Plan, Seen, checked
 from rota.policies import KINDS, Observing, Opening, Watching, sees, speaks
 from rota.probe import Setting, price, probe, whole_times
 from rota.running.record import Record, record, same_score
-from rota.sampling.metrics import Meter
 from rota.submodel.parts import hold
 from rota.weights import Weights
 
@@ -123,7 +123,10 @@ def play(
 def collect(
     experiment: Experiment, engine: Engine, job: Job, states: dict[str, nouns.State]
 ) -> tuple[Seen, Any]:
-    """Train the job's rows: what the server saw, and the estimator's sums. Changes `states`."""
+    """Train the job's rows; returns what the server saw, and the estimator's sums.
+
+    The new states of admission and of policies that watch are put into `states`.
+    """
     plan, estimator, admission = job.plan, experiment.estimator, experiment.admission
     pace = np.array([experiment.tasks[model.task].lr_at(job.now) for model in job.models])
     seen = Seen.nothing(len(plan), pace=(pace / pace.max())[plan.model])
@@ -180,7 +183,7 @@ def keep(owned: Tensor, moment: Tensor, before: Tensor | None) -> Tensor:
 
 
 def finite(values: Tensor) -> bool:
-    """Whether all numbers are finite; their sum tells in most cases."""
+    """Whether all numbers are finite; if their sum is, they are."""
     return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())
 
 

@@ -1,9 +1,10 @@
 """The probe: what a sampler asks before it draws, and what a round costs with it.
 
 A client that is asked fetches the model. To report a loss it evaluates the model, which costs a
-third of a training pass. To report a norm it trains; to show its update it also sends it. If it is
-drawn afterwards, it does only the rest. Its update is the one that it already has, because its
-randomness is addressed: an engine may train it again, but the clock does not count that.
+third of a training pass. To report the norm of its update it trains, and to show the update it also
+sends it. If it is drawn afterwards, it does only the rest. Its update is the one that it already
+has, because its randomness is addressed: an engine may train it again, but the clock does not count
+that.
 
 If only k of the n clients that are asked about a model answer, an unbiased sampler draws among them
 alone, and their weights are multiplied by n / k: they stand for those that did not answer.
@@ -80,7 +81,7 @@ class Setting:
     channel: Channel | None = None
 
     def job(self, plan: Plan, recalled: Tensors, asked: Asked | None) -> Job:
-        """The training of the plan's rows; who was asked before has done a part of it."""
+        """The training of the plan's rows; clients that were asked have done a part of it."""
         plan = self._divided(asked.drawn(plan) if asked else plan)
         what = asked.question.what if asked else None
         work = self._duty(plan, None)

@@ -20,7 +20,7 @@ MODULES = (
     "rota.models",
     "rota.sampling",
     "rota.sampling.draw",
-    "rota.sampling.variance",
+    "rota.metrics.variance",
     "rota.channel",
     "rota.estimate",
     "rota.grouping",

@@ -54,7 +54,7 @@ class Channel(Protocol):
 
 
 def carry(job: Job, seed: int, chunk: Chunk) -> Chunk:
-    """A chunk as it arrives at the server; for engines that simulate clients."""
+    """A chunk as it arrives at the server. Engines that simulate clients call this."""
     channel = job.channel
     if channel is None:
         return chunk

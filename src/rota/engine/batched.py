@@ -43,7 +43,8 @@ from rota.engine.steps import Steps
 from rota.engine.trace import UNKNOWN
 from rota.engine.trials import ignores_padding, suits
 from rota.errors import not_a_clients
-from rota.plan import Chunk, Job, Model, Seen, SubModel, Task
+from rota.plan import Chunk, Job, Model, Seen, Task
+from rota.submodel.cut import SubModel
 from rota.weights import Weights, load
 from rota.world.devices import Profile
 

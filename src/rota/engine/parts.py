@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rota.arrays import Array
-from rota.plan import Job, Plan, SubModel
+from rota.plan import Job, Plan
+from rota.submodel.cut import SubModel
 from rota.weights import Weights
 
 SHAPES = 16

@@ -27,7 +27,8 @@ from rota.engine.optimisers import fresh
 from rota.engine.schedule import batches
 from rota.engine.score import Score, Scorer, forward
 from rota.errors import not_a_clients, what_and_where
-from rota.plan import Chunk, Job, Model, Seen, SubModel, Task
+from rota.plan import Chunk, Job, Model, Seen, Task
+from rota.submodel.cut import SubModel
 from rota.weights import Weights
 from rota.world.devices import Profile
 

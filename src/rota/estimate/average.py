@@ -83,7 +83,7 @@ class Unbiased:
         return out
 
     def add(self, sums: list[Sums], plan: Plan, chunk: Chunk) -> None:
-        came = came_back(chunk)
+        came = np.flatnonzero(chunk.ok)
         if not len(came):
             return
         mine = sums[chunk.model]
@@ -143,8 +143,3 @@ class FedAvg(Unbiased):
         if sums.parts is not None:
             return Estimate(*sums.parts.divide(sums.update, sums.buffers, sums.parts.weight))
         return Estimate(sums.update / sums.weight, sums.buffers / sums.weight)
-
-
-def came_back(chunk: Chunk) -> Array:
-    """The places in a chunk of the rows that succeeded."""
-    return np.flatnonzero(chunk.ok)

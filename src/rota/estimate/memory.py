@@ -111,7 +111,7 @@ def _zeros(shape: tuple[int, int], like: Tensor, place: Place) -> Tensor:
         path = Path(file.name)
         try:
             file.truncate(nbytes)
-            if hasattr(os, "posix_fallocate"):  # a mapped page without room ends the process
+            if hasattr(os, "posix_fallocate"):  # or a full disk would end the process later
                 os.posix_fallocate(file.fileno(), 0, nbytes)
         except OSError as error:
             path.unlink()

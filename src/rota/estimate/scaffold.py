@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.estimate import memory
-from rota.estimate.average import Estimate, Sums, Unbiased, came_back
+from rota.estimate.average import Estimate, Sums, Unbiased
 from rota.estimate.memory import Fresh, Place, Tensors
 from rota.plan import Chunk, Local, Plan
 from rota.weights import Weights
@@ -77,7 +77,7 @@ class Scaffold:
 
     def add(self, sums: ControlledSums, plan: Plan, chunk: Chunk) -> None:
         Unbiased().add(sums.sums, plan, chunk)
-        came, s = came_back(chunk), chunk.model
+        came, s = np.flatnonzero(chunk.ok), chunk.model
         clients, update = plan.client[chunk.rows[came]], chunk.update[came]
         length = torch.as_tensor(chunk.lr * chunk.steps[came]).to(update)
         change = update / length[:, None] - sums.state[f"common.{s}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -75,20 +75,15 @@ class Adam:
     beta2: float = 0.99
     eps: float = 1e-3
 
+    optimiser: ClassVar[Any] = torch.optim.Adam
+
     def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         options = {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
-        return _step(torch.optim.Adam, params, update, state, **options)
+        return _step(self.optimiser, params, update, state, **options)
 
 
 @dataclass(frozen=True)
-class Yogi:
+class Yogi(Adam):
     """FedYogi: Yogi on the estimate."""
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-3
-
-    def step(self, params: Tensor, update: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        options = {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
-        return _step(YogiOptimiser, params, update, state, **options)
+    optimiser: ClassVar[Any] = YogiOptimiser

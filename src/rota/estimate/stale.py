@@ -2,13 +2,13 @@
 
     estimate = sum over all of d_i beta_i h_i + sum over the drawn of weight_i (G_i - beta_i h_i)
 
-This is multi-model FL. The first sum is over all clients and does not depend on the draw. So
+The formula is that of MMFL. The first sum is over all clients and does not depend on the draw. So
 the estimate is unbiased for every beta that does not depend on the draw, if the weights are
-unbiased given the rounds before. (They are, unless clients are reached by a Markov chain.) If only
-k of a model's n rows succeed, the second sum is multiplied by n / k, as with `unbiased`. The
-estimate's variance is that of the differences. Each h is 0 at first, and becomes G when the
-client's row succeeds. Samplers learn from |G - beta h|, which is what is weighed: with the sampler
-mmfl-gvr, FedVARP is MMFL's GVR*.
+unbiased given the rounds before. (They are, unless a Markov chain decides which clients can be
+reached.) If only k of a model's n rows succeed, the second sum is multiplied by n / k, as with
+`unbiased`. The estimate's variance is that of the differences. Each h is 0 at first, and becomes G
+when the client's row succeeds. Samplers learn from |G - beta h|, which is what is weighed: with the
+sampler mmfl-gvr, FedVARP is MMFL's GVR*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from rota.arrays import Array
 from rota.errors import BadInput
 from rota.estimate import memory
-from rota.estimate.average import Estimate, Sums, Unbiased, came_back
+from rota.estimate.average import Estimate, Sums, Unbiased
 from rota.estimate.memory import Fresh, Place, Tensors
 from rota.plan import Chunk, Plan
 from rota.weights import Weights
@@ -97,7 +97,7 @@ class FedVarp:
         old = memory.read(sums.state, s, clients, chunk.update)
         away = _away(sums.state, s, clients, chunk.update, old)
         Unbiased().add(sums.sums, sums.plan, replace(chunk, update=away))
-        came = came_back(chunk)
+        came = np.flatnonzero(chunk.ok)
         sums.norm[s, clients[came]] = torch.from_numpy(chunk.norm[came])
         fresh = chunk.update[came].to(sums.state[f"memory.{s}"].device)
         sums.fresh[s].append((clients[came], fresh))
@@ -146,9 +146,9 @@ class StaleVr(FedVarp):
     client that cannot be reached keeps its last beta, clipped to b between 0 and 1: it was fitted
     to another h, and if that h was small, it says nothing about the size of the beta for this one.
 
-    Whether a client gets a new beta is then random. So the change by a new beta counts by the
-    shares of the round, which are d_i / q_i for clients that can be reached, with chance q_i: the
-    weight of h_i is d_i b + d_i / q_i (beta_i - b), and in expectation d_i beta_i.
+    Whether a client gets a new beta is then random. So the change by a new beta is weighted by the
+    shares of the round, which are d_i / q_i for clients that can be reached (with chance q_i). The
+    weight of h_i is d_i b + d_i / q_i (beta_i - b), which is d_i beta_i in expectation.
     """
 
     needs: ClassVar[str] = "norms of all clients"
@@ -163,7 +163,7 @@ class StaleVr(FedVarp):
         return state["certain"]
 
     def _fit(self, state: Tensors, plan: Plan, chunk: Chunk, old: Tensor) -> Tensors:
-        came = came_back(chunk)
+        came = np.flatnonzero(chunk.ok)
         where = chunk.model, plan.client[chunk.rows[came]]
         best = _best(chunk.update[came], old[came]).nan_to_num(0.0, 0.0, 0.0)
         beta, certain = state["beta"].clone(), state["certain"].clone()

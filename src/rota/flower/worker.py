@@ -30,8 +30,8 @@ from rota.errors import BadInput, what_and_where
 from rota.flower import spec, store
 from rota.flower.codec import pack, unpack, vector
 from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, read_head
-from rota.plan import Duty, Job, Local, Model, Plan, SubModel, Task
-from rota.submodel.cut import Cut, keep
+from rota.plan import Duty, Job, Local, Model, Plan, Task
+from rota.submodel.cut import Cut, SubModel, keep
 from rota.submodel.units import Units, find_units
 from rota.weights import Weights
 from rota.world.devices import Profile

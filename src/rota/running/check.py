@@ -1,4 +1,4 @@
-"""Every mistake that can be seen before the first round, each as one helpful sentence."""
+"""The checks before the first round. Every mistake is one sentence that says what to change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rota.estimate import SERVERS, Correcting, Expecting, Recalling, Server
 from rota.experiment import Experiment
 from rota.files import filename
 from rota.hints import called, check_fields, shown
+from rota.metrics import check as check_metrics
 from rota.plan import Task, top1
 from rota.policies import KINDS, Watching
 from rota.running.record import same_score
 from rota.sampling import asks
-from rota.sampling.metrics import check as check_metrics
 from rota.world.availability import Availability
 
 LONGEST = 200
@@ -70,14 +70,14 @@ TINY = 1e-12
 
 
 def warn(experiment: Experiment) -> None:
-    """Log what is allowed, but hardly ever meant."""
+    """Warn about what is allowed, but rarely intended."""
     say = logging.getLogger("rota").warning
     availability, clients = experiment.availability, experiment.shares.shape[1]
     chance = getattr(availability, "chance", 1.0)
     if isinstance(availability, Availability) and chance * clients * experiment.rounds < SELDOM:
         say(
             f"availability.chance is {chance:g}: with {clients} clients and {experiment.rounds} "
-            "rounds hardly anybody can ever be reached"
+            "rounds hardly any client can ever be reached"
         )
     lr = getattr(experiment.server, "lr", 1.0)
     if isinstance(lr, float | int) and 0 < lr < TINY:

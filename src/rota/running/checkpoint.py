@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,15 +55,10 @@ def save(folder: Path, state: State, wall_seconds: float, config: dict[str, Any]
         shutil.rmtree(old, ignore_errors=True)
 
 
-class Loaded(NamedTuple):
-    """A checkpoint: its state, and the wall-clock seconds spent until it."""
-
-    state: State
-    wall_seconds: float
-
-
-def load(folder: Path, like: State, check: Callable[[dict[str, Any]], None]) -> Loaded | None:
-    """The newest checkpoint that is whole; None if there is none.
+def load(
+    folder: Path, like: State, check: Callable[[dict[str, Any]], None]
+) -> tuple[State, float] | None:
+    """The newest whole checkpoint's state and wall-clock seconds; None if there is no checkpoint.
 
     `like` is the run's first state: the checkpoint must have its models' sizes, and goes to its
     device. `check` may refuse the checkpoint's configuration, before anything is read into `like`.
@@ -75,11 +70,11 @@ def load(folder: Path, like: State, check: Callable[[dict[str, Any]], None]) -> 
         if numbers is not None:
             check(numbers["config"])
             state = _state(load_file(path / TENSORS), numbers, like, path)
-            found = Loaded(state, numbers["wall_seconds"])
+            found = state, float(numbers["wall_seconds"])
             break
         damaged.append(path)
     for path in damaged:
-        now = found.state.round if found else 0
+        now = found[0].round if found else 0
         logging.getLogger(__name__).warning(
             "the checkpoint %s is damaged: resuming from round %d", path, now
         )

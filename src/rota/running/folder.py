@@ -124,7 +124,7 @@ class Folder:
         sync(self.path)
 
     def _here(self) -> None:
-        """Write nothing where the folder was: that would be half of a run."""
+        """Refuse to write if the folder is gone: a new one would hold only a part of the run."""
         if not (self.path / "config.toml").exists():
             raise Gone(
                 f"the folder {self.path} is no longer there: it was moved or deleted during the "

@@ -103,7 +103,7 @@ def finite(value: Any) -> Any:
 
 
 def is_record(line: Any, number: int) -> bool:
-    """Whether a line that was read from a file has what later rounds and summaries read of it."""
+    """Whether a line of a file is this round's record, with all that resuming a run reads."""
     try:
         models, failures = line["models"], line["failures"]
         scores = [line["accuracy"], line["loss"]]

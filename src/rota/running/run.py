@@ -16,6 +16,7 @@ from rota.engine import Engine, Maker, make
 from rota.errors import BadInput
 from rota.experiment import Experiment, State
 from rota.hints import shown
+from rota.metrics import Meter
 from rota.plan import Task
 from rota.recipe.describe import describe
 from rota.running.check import check, warn
@@ -23,7 +24,6 @@ from rota.running.record import Record, columns, reached
 from rota.running.summary import diverged, failed, refuse_fewer, refuse_stuck, summarise
 from rota.running.watch import Watch, Watcher, tell, watchers
 from rota.sampling import Sampler
-from rota.sampling.metrics import Meter
 
 if TYPE_CHECKING:
     from rota.running.folder import Folder
@@ -92,7 +92,7 @@ def run(
     `admission`. With `out` the run is kept in that folder, and can be resumed exactly after a
     crash. `watch` is a function that is called with each round's record, a watcher (running.watch),
     or a list of these. `metrics` are measures of the sampler that are written with every round
-    (sampling.metrics): "regret", "variance" ...
+    (rota.metrics): "regret", "variance" ...
     """
     if not isinstance(out, str | Path | None):
         raise BadInput(f"out is {shown(out)}, but it takes a folder's path or None")

@@ -1,4 +1,4 @@
-"""What a run came to, and when there is nothing left to come."""
+"""A run's summary, and when to end a run whose models no longer learn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rota.admission import NOT_FINITE
 from rota.engine.local import TOO_FEW
 from rota.errors import BadInput
 from rota.experiment import Experiment
+from rota.metrics import SUMMED
 from rota.running.record import ASKED, Record, at, finite, tested
-from rota.sampling.metrics import SUMMED
 
 Summary = dict[str, Any]
 """A run's summary.json; in a comparison it also has the name of its `run`."""
@@ -25,7 +25,7 @@ PATIENCE = 5
 
 
 class Stuck(RuntimeError):
-    """The run learns nothing any more, and more rounds would change nothing."""
+    """No model of the run learns any more, and more rounds would not change that."""
 
 
 def refuse_stuck(experiment: Experiment, records: list[Record]) -> None:

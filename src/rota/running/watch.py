@@ -16,7 +16,7 @@ News = TypeVar("News")
 
 
 class Watcher(Protocol):
-    """Is told how a run begins, every round's record, and how it ends."""
+    """Something that is told how a run begins, every round's record, and how the run ends."""
 
     def begin(self, config: dict[str, Any]) -> None:
         """The run begins or resumes; `config` is what config.toml says."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from rota.arrays import Array
 from rota.plan import Plan, Question, Seen, State
-from rota.sampling import draw, variance
+from rota.sampling import draw
 from rota.sampling.bandits import Avare, Mabs, Vrb
 from rota.sampling.choice import CpowD, PowD, RpowD
 from rota.sampling.clustered import ClusteredSimilarity, ClusteredSize
@@ -56,7 +56,6 @@ __all__ = [
     "Vre",
     "asks",
     "draw",
-    "variance",
     "waterfill",
 ]
 

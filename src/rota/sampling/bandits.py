@@ -1,4 +1,4 @@
-"""Samplers that learn from the drawn clients' norms alone; so do kvib.py and osmd.py (K-Vib)."""
+"""Samplers that learn from the drawn clients' norms alone, as those in kvib.py and osmd.py do."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 from rota.sampling import draw, leader
+from rota.sampling.cohort import Cohort
 from rota.sampling.feedback import feedback, first_scale, times
 from rota.sampling.waterfill import fill
 
 
 @dataclass(frozen=True)
-class Bandit:
+class Bandit(Cohort):
     """Draws by `rates` that sum to the budget for each model, and learns from the drawn clients."""
 
-    budget: float = 10
-
     procedure: ClassVar[draw.Procedure] = "multinomial"
-    unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "norms of the drawn clients"
     sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "one number per client on the server"
@@ -50,7 +48,7 @@ class Vrb(Bandit):
     bound: float | None = None
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         clients = (shares > 0).sum(axis=1)
         usual = np.where(clients > rounds, 0.3, np.cbrt(clients / rounds))
         return leader.begin(shares, 1, usual, self.theta, self.gamma, self.bound)
@@ -79,7 +77,7 @@ class Mabs(Bandit):
     eta: float = 0.4
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         if not 0 < self.eta <= 1:
             raise BadInput(f"sampler.eta is {self.eta:g}: it must be above 0 and at most 1")
         clients = np.maximum((shares > 0).sum(axis=1), 1.0)
@@ -123,7 +121,7 @@ class Avare(Bandit):
     decay: float = 1.0
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         if not 0 < self.least <= 1:
             raise BadInput(f"sampler.least is {self.least:g}: it must be above 0 and at most 1")
         if not self.decay >= 0:

@@ -11,11 +11,12 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw
+from rota.sampling.cohort import Cohort
 from rota.sampling.feedback import matrix
 
 
 @dataclass(frozen=True)
-class RpowD:
+class RpowD(Cohort):
     """rpow-d: of some candidates, those with the highest last known loss train (Cho et al. 2020).
 
     `candidates` clients are drawn in proportion to their data, without replacement, and `budget` of
@@ -24,7 +25,6 @@ class RpowD:
     `proportional-mean`.
     """
 
-    budget: float = 10
     candidates: int = 20
 
     unbiased: ClassVar[bool] = False
@@ -33,7 +33,7 @@ class RpowD:
     costs: ClassVar[str] = "one number per client on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         if self.candidates < self.budget:
             raise BadInput(
                 f"sampler.candidates is {self.candidates}: it must be at least sampler.budget, "

@@ -11,25 +11,19 @@ import numpy as np
 from rota.arrays import Array
 from rota.plan import Plan, State
 from rota.sampling import draw, memory
+from rota.sampling.cohort import Cohort
 
 
 @dataclass(frozen=True)
-class ClusteredSize:
+class ClusteredSize(Cohort):
     """Clustered sampling by size: one client from each stratum (Fraboni et al. 2021, Alg. 1).
 
     Clients in order of their data fill `budget` strata. A client's mass is budget * share; a
     stratum has mass 1, and a client may lie in several strata. Every draw counts the same.
     """
 
-    budget: float = 10
-
-    unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "nothing"
-    sees: ClassVar[frozenset[str]] = frozenset()
-    costs: ClassVar[str] = "nothing"
-
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         # sorting a million clients takes longer than the whole draw
         return {"order": np.argsort(-shares, axis=1, kind="stable")}
 
@@ -55,7 +49,6 @@ class ClusteredSimilarity(memory.Comparing):
     fill the free space. A client with a mass above 1 has strata of its own.
     """
 
-    unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "updates of the drawn clients"
     costs: ClassVar[str] = (
         "one update per client and all angles on the server; clustering in every round"

@@ -1,8 +1,8 @@
 """Sampling procedures: from rates over pairs (model, client) to a plan whose sum is unbiased.
 
 Every procedure takes the whole matrix [models, clients]. Its weights satisfy, for every model,
-E[sum of weight * update] = sum of share * update. `variance.py` has the variance of each
-procedure (K-Vib, Lemma 2).
+E[sum of weight * update] = sum of share * update. `rota.metrics.variance` has the variance of
+each procedure (K-Vib, Lemma 2).
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import Literal
 import numpy as np
 
 from rota.arrays import Array
-from rota.errors import BadInput
 from rota.plan import Plan
 
 __all__ = [
     "Procedure",
     "Weighted",
     "by",
-    "check_budget",
     "concatenate",
     "everybody",
     "fixed",
@@ -164,12 +162,3 @@ def restrict(rates: Array, shares: Array) -> Array:
     """For every model, the rates of the clients that have data, scaled to sum to 1."""
     kept = rates * (shares > 0)
     return np.asarray(kept / np.maximum(kept.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny))
-
-
-def check_budget(budget: float, clients: int) -> None:
-    """Refuse a budget of less than one client, or of more clients than there are."""
-    if not 1 <= budget <= clients:
-        raise BadInput(
-            f"sampler.budget is {budget:g} clients per round, but there are {clients}: "
-            f"give a number from 1 to {clients}"
-        )

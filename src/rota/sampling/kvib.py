@@ -43,7 +43,7 @@ class KVib(Bandit):
     procedure: ClassVar[draw.Procedure] = "independent"
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         usual = np.minimum(1.0, np.cbrt((shares > 0).sum(axis=1) / (rounds * self.budget)))
         return leader.begin(shares, self.budget, usual, self.theta, self.gamma, self.bound)
 

@@ -1,4 +1,4 @@
-"""For samplers that compare clients: their last updates, and all inner products of these."""
+"""What samplers that compare clients remember: last updates, and all their inner products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Chunk, Job, State
-from rota.sampling import draw
+from rota.sampling.cohort import Cohort
 
 MOST = 5_000
 BLOCK = 1 << 13
@@ -22,20 +22,18 @@ Fresh = dict[tuple[int, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Comparing:
+class Comparing(Cohort):
     """A sampler that watches the updates as they pass, and remembers each client's last one.
 
     For model s its state has update.s.i of client i and gram.s [clients, clients]; `known` is
     [models, clients].
     """
 
-    budget: float = 10
-
     sees: ClassVar[frozenset[str]] = frozenset({"update"})
 
     def init(self, shares: Array, rounds: int) -> State:
         models, clients = shares.shape
-        draw.check_budget(self.budget, clients)
+        super().init(shares, rounds)
         if clients > MOST:
             raise BadInput(
                 f"this sampler compares every client with every other: {clients:,} clients are "

@@ -1,4 +1,4 @@
-"""What MMFL compares its samplers over pairs (model, client) with: at random, in turn, by loss."""
+"""The samplers that MMFL compares its own with: at random, in turn, by loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rota.errors import BadInput
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import assign, draw
 from rota.sampling.assign import Processors, count
+from rota.sampling.cohort import Cohort
 from rota.sampling.feedback import HUGE, matrix
 from rota.sampling.waterfill import fill
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Cohort):
     """MMFL's Random: `budget` processors at random, each with a random model of its client.
 
     The processors of all clients are drawn uniformly, without replacement.
@@ -28,11 +29,6 @@ class Random:
 
     budget: float = 12
     processors: Processors = 1
-
-    unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "nothing"
-    sees: ClassVar[frozenset[str]] = frozenset()
-    costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
         processors = count(self.processors, shares)
@@ -59,7 +55,7 @@ class Random:
 
 
 @dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(Cohort):
     """Round robin by clients: each client turns from model to model, one per round (MMFL).
 
     `budget` clients are drawn uniformly. The clients form S blocks, and those of block j begin with
@@ -71,12 +67,9 @@ class RoundRobin:
     budget: float = 12
 
     unbiased: ClassVar[bool] = False
-    needs: ClassVar[str] = "nothing"
-    sees: ClassVar[frozenset[str]] = frozenset()
-    costs: ClassVar[str] = "nothing"
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         return {"turn": np.zeros(1, np.int64)}
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
@@ -99,7 +92,7 @@ def cohort(budget: float, shares: Array, generator: np.random.Generator) -> tupl
 
 
 @dataclass(frozen=True)
-class RoundRobinServer:
+class RoundRobinServer(Cohort):
     """Round robin by the server: each round spends the whole budget on one model in turn (MMFL).
 
     p = waterfill(share * norm, budget) among the model's clients, which all train it to report
@@ -114,7 +107,7 @@ class RoundRobinServer:
     costs: ClassVar[str] = "every client trains the model of the turn"
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         return {"turn": np.zeros(1, np.int64), "norm": np.full(shares.shape, np.nan)}
 
     def _turn(self, state: State, shares: Array) -> Array:
@@ -138,7 +131,7 @@ class RoundRobinServer:
 
 
 @dataclass(frozen=True)
-class FedFair:
+class FedFair(Cohort):
     """FedFairMMFL: uniform clients, which draw models by loss^(alpha - 1) (Siew et al. 2024).
 
     `budget` clients are drawn, and each draws one of the models that it has data for. A model's
@@ -157,7 +150,7 @@ class FedFair:
     costs: ClassVar[str] = "one number per model on the server"
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         if not 1 <= self.alpha < np.inf:
             raise BadInput(
                 f"sampler.alpha is {self.alpha:g}: it must be at least 1, which treats all "

@@ -11,28 +11,26 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw
+from rota.sampling.cohort import Cohort
 from rota.sampling.feedback import matrix
 from rota.sampling.waterfill import LARGEST, fill
 
 
 @dataclass(frozen=True)
-class Optimal:
+class Optimal(Cohort):
     """Optimal: the smallest variance that independent coins can have (K-Vib, Lemma 3).
 
     p = waterfill(share * norm, budget) of this round's updates. It is an oracle to compare others
     with: every client trains before the draw.
     """
 
-    budget: float = 10
-
     procedure: ClassVar[draw.Procedure] = "independent"
-    unbiased: ClassVar[bool] = True
     needs: ClassVar[str] = "norms of all clients"
     sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "every client trains"
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         return {"norm": np.full(shares.shape, np.nan)}
 
     def ask(self, state: State, shares: Array, generator: np.random.Generator) -> Question:

@@ -41,7 +41,7 @@ class Osmd(Bandit):
         return 1
 
     def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
+        super().init(shares, rounds)
         if not 0 < self.alpha <= 1:
             raise BadInput(f"sampler.alpha is {self.alpha:g}: it must be above 0 and at most 1")
         if not self.rate > 0:

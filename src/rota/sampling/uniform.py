@@ -10,11 +10,12 @@ import numpy as np
 from rota.arrays import Array
 from rota.plan import Plan, State
 from rota.sampling import draw
+from rota.sampling.cohort import Cohort
 from rota.sampling.waterfill import fill
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Cohort):
     """Uniform: all clients are equally likely, and `budget` of them train; FedAvg's sampler.
 
     `budget` is FedAvg's m = C * N. `procedure`: "fixed" draws exactly `budget` clients without
@@ -23,17 +24,7 @@ class Uniform:
     models, each draws its own cohort among the clients that have data for it.
     """
 
-    budget: float = 10
     procedure: draw.Procedure = "fixed"
-
-    unbiased: ClassVar[bool] = True
-    needs: ClassVar[str] = "nothing"
-    sees: ClassVar[frozenset[str]] = frozenset()
-    costs: ClassVar[str] = "nothing"
-
-    def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
-        return {}
 
     def rates(self, state: State, shares: Array) -> Array:
         rates = self.budget * draw.uniform(shares)
@@ -61,19 +52,10 @@ class Proportional(Uniform):
 
 
 @dataclass(frozen=True)
-class ProportionalMean:
+class ProportionalMean(Cohort):
     """Proportional without replacement, and a plain mean: common in practice, and biased."""
 
-    budget: float = 10
-
     unbiased: ClassVar[bool] = False
-    needs: ClassVar[str] = "nothing"
-    sees: ClassVar[frozenset[str]] = frozenset()
-    costs: ClassVar[str] = "nothing"
-
-    def init(self, shares: Array, rounds: int) -> State:
-        draw.check_budget(self.budget, shares.shape[1])
-        return {}
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.mean(draw.sequential(shares, round(self.budget), shares, generator))

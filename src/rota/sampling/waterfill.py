@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 
 import numpy as np
 
@@ -58,25 +58,20 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
 
     with np.errstate(over="ignore"):
         # l2: from here on, a / level >= 1
-        capped = _first(lambda j: left(ascending[j]) >= 0, zeros, n)
+        capped = bisect_left(range(n), True, zeros, key=lambda j: left(ascending.item(j)) >= 0)
         # l1: up to here, a / level <= floor
         floored = zeros
         if floor:
-            floored = _first(lambda j: left(ascending[j] / floor) > 0, zeros, capped)
+            floored = bisect_left(
+                range(capped), True, zeros, key=lambda j: left(ascending.item(j) / floor) > 0
+            )
         between = ascending[floored:capped].sum()
-        if between == 0:  # the floors and the ones use up the budget
+        rest = budget - (n - capped) - floored * floor
+        if between == 0 or rest <= 0:  # the floors and the ones use up the budget
             return np.where(a >= (ascending[capped] if capped < n else np.inf), 1.0, floor)
-        p = a / (between / (budget - (n - capped) - floored * floor))
+        p = a / (between / rest)
     np.clip(p, floor, 1.0, out=p)
     return p
-
-
-def _first(holds: Callable[[int], bool], start: int, end: int) -> int:
-    """The first of start..end-1 from which on the condition holds; `end` if there is none."""
-    while start < end:
-        middle = (start + end) // 2
-        start, end = (start, middle) if holds(middle) else (middle + 1, end)
-    return start
 
 
 def fill(scores: Array, budget: float, shares: Array, floor: float = 0.0) -> Array:

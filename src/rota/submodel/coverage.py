@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rota.plan import Plan, SubModel
+from rota.plan import Plan
+from rota.submodel.cut import SubModel
 from rota.weights import Weights
 
 

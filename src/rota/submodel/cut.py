@@ -60,6 +60,35 @@ class Cut:
         return _places(self.units.buffers, self.indices)
 
 
+@dataclass(frozen=True, eq=False)
+class SubModel:
+    """A part of a model that some clients hold in a round.
+
+    `cut` has the units that it keeps. `share` is the share of the model's data whose clients hold
+    this part in this round, drawn or not; clients of width 0 do not count.
+    """
+
+    model: int
+    width: float
+    share: float
+    cut: Cut
+
+    @property
+    def places(self) -> Tensor:
+        """Where its parameters lie in the model's flat vector."""
+        return self.cut.places
+
+    @property
+    def buffer_places(self) -> Tensor:
+        """Where its buffers lie in the model's flat vector."""
+        return self.cut.buffer_places
+
+    def of(self, weights: Weights) -> Weights:
+        """The part of a model's weights, or of rows of weights."""
+        params, buffers = weights
+        return Weights(params[..., self.places], buffers[..., self.buffer_places])
+
+
 def keep(units: Units, kept: Sequence[Array]) -> Cut:
     """The sub-model that keeps the given units of each layer."""
     if len(kept) != len(units.layers):

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import Chunk, Job, State, SubModel
+from rota.plan import Chunk, Job, State
 from rota.submodel.choice import Wanted, per_unit, split
+from rota.submodel.cut import SubModel
 from rota.submodel.units import Units
 
 

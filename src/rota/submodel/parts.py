@@ -11,9 +11,9 @@ import numpy as np
 from rota import rng
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.plan import Model, Plan, State, SubModel
+from rota.plan import Model, Plan, State
 from rota.submodel.choice import Wanted
-from rota.submodel.cut import keep
+from rota.submodel.cut import SubModel, keep
 from rota.submodel.units import Units
 
 

@@ -19,9 +19,10 @@ import torch
 from rota import rng
 from rota.arrays import Array
 from rota.errors import BadInput
+from rota.metrics import variance
 from rota.plan import COLUMNS, Plan, Seen, State, checked
 from rota.policies import EVERYTHING, Observing, Watching, sees
-from rota.sampling import Asking, Sampler, asks, variance
+from rota.sampling import Asking, Sampler, asks
 from rota.testing.replies import Clients, ask, observe, play
 
 ROUNDS = 50

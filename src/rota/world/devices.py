@@ -115,7 +115,7 @@ class Profile:
         return np.asarray(computing + transfer), np.asarray(computing)
 
     def costs(self, job: Job, rows: Array, flops: float, examples: Array) -> Costs:
-        """What rows of one task report that processed so many examples, at `flops` per example.
+        """The costs of rows of one task that processed so many examples, at `flops` per example.
 
         A row without examples could not train: it sent nothing, and took no time that is known.
         """

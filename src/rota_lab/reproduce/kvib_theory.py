@@ -19,10 +19,10 @@ from rota.arrays import Array
 from rota.engine import Engine, Score, make
 from rota.experiment import Experiment
 from rota.loop import begin, play
+from rota.metrics import Meter
 from rota.plan import Chunk, Job, Model, Seen, Task, whole
 from rota.running.record import Record, columns
 from rota.sampling import SAMPLERS, draw
-from rota.sampling.metrics import Meter
 from rota_lab.reproduce.kvib_theory_page import CLAIMED, report
 from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts, start
 from rota_lab.reproduce.result import Result

@@ -33,8 +33,9 @@ from rota.arrays import Array
 from rota.engine import Engine
 from rota.errors import BadInput, did_you_mean
 from rota.hints import called
+from rota.metrics import variance
 from rota.plan import Model, Seen, State, whole
-from rota.sampling import SAMPLERS, Asking, Sampler, asks, draw, variance
+from rota.sampling import SAMPLERS, Asking, Sampler, asks, draw
 from rota.sampling.waterfill import waterfill
 
 METRICS = ("cost", "regret", "variance", "improvement", "quality")
