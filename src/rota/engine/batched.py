@@ -72,7 +72,7 @@ class Family:
     least: int
     """The smallest mini-batch that the network trains on."""
     flops: float
-    """Of a step, per example."""
+    """The FLOPs of a step, per example."""
     strays: Array
     """Owners whose data leave the model's tables (bounds.py)."""
     smaller: dict[tuple[bool, parts.Shape], Family | None] = field(default_factory=dict)

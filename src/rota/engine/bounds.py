@@ -1,9 +1,10 @@
 """Whether the data stay inside the tables that a model looks them up in.
 
-A token beyond the embedding or a label beyond the classes may cost its own client a row, but nobody
-else anything. In a stack the tables of all rows lie side by side, so such an index would read the
-next row's table; on a GPU it would end all work on the device. `strays` finds the clients that hold
-one before anything is trained. `Guarded` raises an error where the device itself would not.
+A token beyond the embedding or a label beyond the classes may fail its own client's row, but must
+not harm any other row. In a stack the tables of all rows lie side by side, so such an index would
+read the next row's table; on a GPU it would end all work on the device. `strays` finds the clients
+that hold one before anything is trained. `Guarded` raises an error where the device itself would
+not.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def step_flops(task: Task, x: Tensor) -> float:
 
 
 def module_flops(build: Callable[[], nn.Module], x: Tensor) -> float:
-    """The same of a network that a function makes."""
+    """The same for a network that a function makes."""
     x = x[:1]
     pair = x.expand(2, *x.shape[1:])  # BatchNorm may refuse to take statistics of a single example
     try:  # on "meta" nothing is computed, and an LSTM shows its products

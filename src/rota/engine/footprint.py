@@ -13,7 +13,7 @@ from rota.plan import Task
 
 
 class Footprint(NamedTuple):
-    """Bytes of training: those that are there anyway, and those of each example in a mini-batch."""
+    """Bytes of training: a fixed number, and a number per example in a mini-batch."""
 
     fixed: float
     example: float
@@ -26,8 +26,8 @@ class Footprint(NamedTuple):
 def footprint(task: Task, build: Callable[[], nn.Module], x: Tensor) -> Footprint:
     """The bytes that training a network takes; x holds any example.
 
-    What is there anyway: the weights, their gradients, and the local optimiser's moments. For each
-    example: what the forward pass saves for the backward pass.
+    The fixed part is the weights, their gradients, and the local optimiser's moments. The part of
+    each example is what the forward pass saves for the backward pass.
     """
     pair = x[:1].expand(2, *x.shape[1:])  # BatchNorm may refuse to train on a single example
     try:

@@ -109,7 +109,7 @@ class Forward(TorchFunctionMode):
     """For a pass without gradients. On a GPU all steps in time of an LSTM layer are one operator.
 
     `lengths` says how many examples each client has, one client after the other. BatchNorm without
-    running statistics then takes each client's alone, as it would on the client's device.
+    running statistics then uses each client's own statistics, as it would on the client's device.
     """
 
     def __init__(self, lengths: Tensor | None = None) -> None:

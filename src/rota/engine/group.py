@@ -80,7 +80,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of rows: row r of the tensors and arrays belongs to row[r] of the plan.
+    """The results of rows: row r of the tensors and arrays belongs to row[r] of the plan.
 
     `update` is start - end, `loss` the mean over the steps. A row with a reason failed.
     """

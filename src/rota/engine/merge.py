@@ -3,7 +3,7 @@
 `merge` rewrites one client's step before it is stacked. Forward, it merges convolution, ReLU and
 pooling; linear layer and ReLU; dropout; and the loss with its gradient. Backward, it merges the
 gradients of a layer with the mask of the ReLU before it. `in_place` then lets these kernels update
-the weights themselves. What matches no pattern stays as it is.
+the weights themselves. Operators that match no pattern stay as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How parts train other than plainly: FjORD's nested mini-batches and HeteroFL's scaled layers."""
+"""Special ways to train parts of models: FjORD's nested mini-batches, HeteroFL's scaled layers."""
 
 from __future__ import annotations
 

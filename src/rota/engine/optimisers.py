@@ -1,10 +1,10 @@
 """The local optimisers.
 
 `fresh` makes the one of a single client, from torch.optim: it is the definition. `descend` does the
-same for all rows of a stack at once, and optimise() in native/rota.c for the C library, which makes
-one pass over the parameters instead of one per operation: for McMahan's 2NN with momentum that
-takes a third of the time. tests/test_local_work.py compares them all, so a new optimiser is one
-edit here, one in rota.c and a line in that test.
+same for all rows of a stack at once. For the C library, optimise() in native/rota.c makes one pass
+over the parameters instead of one per operation; for McMahan's 2NN with momentum that takes a third
+of the time. tests/test_local_work.py compares them all, so a new optimiser is one edit here, one in
+rota.c and a line in that test.
 """
 
 from __future__ import annotations

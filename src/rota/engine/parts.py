@@ -1,4 +1,4 @@
-"""Rows that hold parts of models: which of them share a network, and what they take of a whole one.
+"""Rows that hold parts of models: which of them share a network, and what it takes of the whole.
 
 The clients of one width hold the same part of a model in a round. Which units it keeps changes from
 round to round, but how many it keeps of each layer does not. So all parts with these counts, in all

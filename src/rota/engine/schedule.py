@@ -67,10 +67,10 @@ def examples_of(task: Task, sizes: Array, least: int) -> Array:
 
 
 def grid(n: int, fine: int = 16) -> int:
-    """The sizes that stacks are made for; the one that holds n.
+    """Round n up to a size that stacks are made for.
 
-    These are all whole numbers up to `fine`, which is a power of two, and then `fine` / 2 of them
-    up to each next power of two. At most an eighth is padding with 16, and a quarter with 8.
+    The sizes are all whole numbers up to `fine`, which is a power of two, and then `fine` / 2 of
+    them up to each next power of two. At most an eighth is padding with 16, and a quarter with 8.
     """
     if n <= fine:
         return n

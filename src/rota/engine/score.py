@@ -31,7 +31,7 @@ BATCH = 1000
 ON_CPU = 100
 """The most examples in one pass on a CPU, so that their features stay in its cache."""
 WORK = 3e8
-"""A small network may have more on a CPU: as many as take these FLOPs in training."""
+"""On a CPU, a pass of a small network may have as many examples as take these FLOPs in training."""
 STACK = 32
 """The most models in one stack."""
 TOLERANCE = 1e-3
@@ -180,7 +180,8 @@ class Scorer:
         return lambda x, y, _: many(params, buffers, x, y)
 
     def _stackable(self, kind: Kind, models: list[Model]) -> bool:
-        """Whether a stack is faster, and right: tried once on a few examples, against a plain pass.
+        """Whether a stack is faster and correct; it is compared once with plain passes on a few
+        examples.
 
         Networks with convolutions are tested one by one: one network's batch fills the device, and
         a stack would turn its convolutions into slower, grouped ones.

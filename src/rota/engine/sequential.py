@@ -184,9 +184,10 @@ class Sequential:
     def _train_row(
         self, job: Job, row: int, net: Net, start: Weights
     ) -> tuple[Weights, float, int, int, float, str]:
-        """One client's local training, and why it failed.
+        """Train one client.
 
-        Its end, mean loss, steps, examples and FLOPs per example.
+        Returns the end, the mean loss, the steps, the examples, the FLOPs per example, and why the
+        training failed.
         """
         model, module, client = net.task, net.module, int(job.plan.client[row])
         task = self.tasks[model]

@@ -17,11 +17,12 @@ from rota.engine.stack import Stack
 from rota.engine.steps import Steps
 
 TOLERANCE = 0.02
-"""Between a stacked and a plain gradient: far above rounding, far below a wrong formula."""
+"""The largest difference of stacked and plain gradients: far above rounding, below any wrong
+formula."""
 ROUGH = 0.2
 """The same if both are rounded to bfloat16."""
 PADDING = 1e-4
-"""What other padding may change of a gradient, as a fraction of it: rounding alone."""
+"""How much other padding may change a gradient, as a fraction of it: only by rounding."""
 TRIALS = 3
 
 
@@ -125,7 +126,7 @@ def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> Non
     loss = steps.task.loss(outputs.float() if steps.autocast else outputs, steps.y[pick]).mean()
     gradient = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
     if any(g is None for g in gradient):
-        raise Unbatchable("has unused parameters")  # which an optimiser does not even decay
+        raise Unbatchable("has unused parameters")  # no optimiser decays these
     plain = torch.cat([g.flatten() for g in gradient])
     apart = float((found - plain).norm() / (plain.norm() * len(found) ** 0.5).clamp(min=1e-12))
     if not apart < (ROUGH if steps.autocast else TOLERANCE):

@@ -36,7 +36,7 @@ class Backend(Protocol):
     """Trains the rows of one family."""
 
     checks: bool
-    """Whether it fails a row itself whose data leave the model's tables."""
+    """Whether the back end itself fails rows whose data leave the model's tables."""
 
     def most(self, width: int) -> int:
         """The most rows that one group may have, with mini-batches of this width."""
@@ -49,7 +49,7 @@ class Backend(Protocol):
 
 
 def joins(device: torch.device) -> bool:
-    """Whether tasks with different data share groups; on a CPU rows gain nothing by it."""
+    """Whether tasks with different data may share groups; on a CPU that would gain nothing."""
     return device.type == "cuda"
 
 

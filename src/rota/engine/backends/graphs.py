@@ -46,7 +46,7 @@ class Graphs:
     def start(self, group: Group, alone: bool) -> Callable[[], list[Result]]:
         """Begin to train a group; what is returned waits for the results."""
         train = partial(in_parts, group, self._train, self._shrink)
-        # handing over to a thread takes time, and alone there is nothing to gain by it
+        # a thread would only cost time, as there is nothing else to do meanwhile
         return train if alone else self.workers.threads.submit(train).result
 
     def _shrink(self, width: int, rows: int) -> None:
@@ -123,7 +123,7 @@ def in_parts(
             raise
     half = -(-len(group) // 2)
     shrink(group.width, half)
-    logger.warning("no memory for %d rows together: going on with %d at a time", len(group), half)
+    logger.warning("no memory for %d rows together: continuing with %d at a time", len(group), half)
     torch.cuda.empty_cache()
     parts = np.split(np.arange(len(group)), [half])
     return [result for part in parts for result in in_parts(group.of(part), train, shrink)]
@@ -216,7 +216,7 @@ class GraphStack:
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            for _ in range(2):  # libraries set themselves up in first calls that no graph can hold
+            for _ in range(2):  # libraries set themselves up in first calls, outside of graphs
                 self.stack.number.zero_()
                 self._step(rows)
         torch.cuda.current_stream().wait_stream(beside)

@@ -1,4 +1,4 @@
-"""Convolutions of stacks: every row has weights of its own, and a kernel does what surrounds them.
+"""Convolutions of stacks, whose rows have their own weights, with bias, ReLU and max pooling.
 
 The forward kernel adds the bias and does ReLU and 2x2 max pooling, so the whole image of outputs is
 never written. The backward kernel applies the mask of the ReLU before the convolution. All are

@@ -1,10 +1,10 @@
 """Linear layers of stacks with small mini-batches.
 
-Moving the weights from and to memory bounds their speed, so it happens as seldom as possible. The
-forward pass reads the weights once, and adds bias and ReLU. The backward pass reads them once and
-writes them once: one kernel computes the gradient of the input, takes the step of weights and bias,
-and applies the mask of the ReLU before the layer. Arithmetic bounds the speed of wide mini-batches,
-so the library computes these. Block sizes are a fixed function of the shapes.
+Moving the weights from and to memory bounds their speed, so they are moved as seldom as possible.
+The forward pass reads the weights once, and adds bias and ReLU. The backward pass reads them once
+and writes them once: one kernel computes the gradient of the input, takes the step of weights and
+bias, and applies the mask of the ReLU before the layer. Arithmetic bounds the speed of wide
+mini-batches, so the library computes these. Block sizes are a fixed function of the shapes.
 """
 
 from __future__ import annotations

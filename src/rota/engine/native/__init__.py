@@ -54,7 +54,7 @@ OUTSIDE = {
 
 @dataclass(frozen=True)
 class Result:
-    """What training some rows gave. A row with a reason failed: its update is 0, its loss NaN."""
+    """The results of rows. A row with a reason failed: its update is 0, and its loss is NaN."""
 
     update: Tensor
     buffers: Tensor
@@ -63,7 +63,7 @@ class Result:
 
 
 class Native:
-    """One task's step for rota.c. Raises Unsupported or Unavailable where that cannot be."""
+    """One task's step for rota.c. Raises Unsupported or Unavailable if there is none."""
 
     def __init__(self, steps: Steps, spare: list[Array] | None = None) -> None:
         self.steps, self.spare = steps, [] if spare is None else spare

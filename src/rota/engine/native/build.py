@@ -3,8 +3,8 @@
 A cached library is code that rota will run. So it is only taken from a folder that belongs to the
 user and that nobody else can write to, and only if its digest, which is a part of its name, is
 right. It is written under another name and renamed, so that a crash or another process at the same
-time leaves no half-written library. Where no folder will do, a private temporary one is used, and
-the library is compiled anew in every process.
+time leaves no half-written library. If no folder qualifies, a private temporary one is used, and
+every process compiles the library anew.
 
 Environment variables: ROTA_NATIVE=0 goes without the library. ROTA_SANITIZE=1 compiles it with
 AddressSanitizer and UndefinedBehaviorSanitizer (make test-native-sanitized).
@@ -54,7 +54,7 @@ log = logging.getLogger("rota")
 
 
 class Unavailable(Exception):
-    """There is no library for this machine or this type of number: why."""
+    """Why there is no library for this machine or this type of number."""
 
 
 def compiler() -> str | None:
@@ -105,7 +105,7 @@ def _library(real: str, sanitize: bool) -> ctypes.CDLL | str:
 
 
 def _load(real: str, flags: list[str]) -> ctypes.CDLL:
-    """Load the library from the first folder that will do; compile it if it is in none of them."""
+    """Load the library from the first suitable folder; compile it if it is in none of them."""
     cc = compiler()
     if cc is None:
         raise Unavailable("there is no C compiler (cc, gcc or clang)")
