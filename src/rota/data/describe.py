@@ -52,7 +52,7 @@ def describe(data: Federation | Roster) -> dict[str, Any]:
 
 
 def digest(data: Federation | Roster) -> str:
-    """Tell data apart, by who has which examples, all targets, and the inputs.
+    """A digest of who has which examples, of all targets, and of the inputs.
 
     Of many inputs, an even selection is read. Without examples, the roster itself is read.
     """

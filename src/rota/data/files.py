@@ -211,7 +211,7 @@ def _read(reply: HTTPResponse, file: Remote) -> bytes:
 
 @contextlib.contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Report trouble with the disk, with which no other mirror would help."""
+    """Report trouble with the disk: no other mirror would help."""
     try:
         yield
     except OSError as error:

@@ -19,10 +19,10 @@ from rota.errors import BadInput, at, first_line
 from rota.plan import Task, cross_entropy, top1
 
 TRIED = 256
-"""So many examples with extreme numbers, at most, are tried on a model with unknown lookups."""
+"""A model with unknown lookups is tried on at most this many examples with extreme numbers."""
 
 BLOCK = 64
-"""This many of them are tried at once."""
+"""This many examples are tried at once."""
 
 OUTPUTS = "a function that gives one number per example, such as lambda outputs, targets:"
 

@@ -40,8 +40,8 @@ def heart(
     The hospitals are the clients. x is float32 [n, 23]: the 13 measurements, and for each of the 10
     measurements that are missing somewhere, 1 where it is missing. A missing one is set to the
     median, and the measurements are standardised. Medians, means and deviations are those of all
-    hospitals' training patients. (Without the measurements that are mostly missing, slope, ca and
-    thal would be lost, which tell most where they were taken. That a hospital did not take them is
+    hospitals' training patients. (The measurements slope, ca and thal are mostly missing, but they
+    tell most where they were taken, so none is left out. That a hospital did not take them is
     itself a difference between clients.) y is 1 for any degree of disease. A random fifth of each
     hospital's patients are its own test set.
     """

@@ -14,7 +14,7 @@ def total() -> float:
     """The bytes of memory that this process may use at most."""
     try:
         machine = os.sysconf("SC_PHYS_PAGES") * float(os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # a system that does not say
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
         return float("inf")
     try:
         return min(machine, float(LIMIT.read_text()))

@@ -114,7 +114,7 @@ def _concat(pairs: Sequence[Any], part: str) -> Part:
 
 
 _WIDE = (torch.uint16, torch.uint32, torch.uint64)
-"""Types that torch computes little with."""
+"""Number types that many of torch's operators do not take."""
 
 
 def _form(values: Tensor) -> str:
@@ -156,7 +156,7 @@ def _tensor(values: Any, what: str) -> Tensor:
 
 
 def _texts(values: Any) -> bool:
-    """Whether there is a text in an array, or in lists however deep."""
+    """Whether an array holds a text, or lists of any depth do."""
     if isinstance(values, np.ndarray):
         objects = values.dtype.kind == "O" and any(isinstance(each, str) for each in values.flat)
         return values.dtype.kind in "US" or objects

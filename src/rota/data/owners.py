@@ -18,7 +18,7 @@ from rota.data.federation import Examples, Federation, Partition, federate, pack
 def split(groups: Array, generator: np.random.Generator) -> Array:
     """Choose the test examples: a random fifth of each group, rounded down.
 
-    So the only example of a group is for training.
+    So a group's only example is used for training.
     """
     sizes = np.bincount(groups)
     chosen: Array = partitions.rank(groups, len(sizes), generator) < (sizes // 5)[groups]

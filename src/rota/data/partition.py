@@ -83,7 +83,7 @@ def dirichlet(clients: int = 100, alpha: float = 0.5, least: int = 1) -> Partiti
         for label in range(labels.max() + 1):
             rows = generator.permutation(np.flatnonzero(labels == label))
             cuts = np.cumsum(generator.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)
-            # a random offset makes the expected counts exact: else client 0 gets the first example
+            # a random offset makes the expected counts exact: client 0 would get the first example
             places = np.arange(len(rows)) + generator.random()
             owner[rows] = np.searchsorted(cuts, places, side="right")
         return _fill(owner, clients, least, generator), clients
