@@ -58,7 +58,7 @@ def bench(
         print_names(benches.names(), as_json)
         return
     chosen = benches.chosen(peers)
-    if out is not None and not out.absolute().parent.is_dir():  # not after hours
+    if out is not None and not out.absolute().parent.is_dir():  # show it now, not after hours
         raise BadInput(
             f"there is no folder {out.absolute().parent} for --out: make it, or choose another file"
         )

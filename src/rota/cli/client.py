@@ -19,7 +19,7 @@ def client(
     ] = "127.0.0.1:9092",
     root: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The ca.crt that the server's certificate is by."),
+        typer.Option(metavar="FILE", help="The ca.crt that signed the server's certificate."),
     ] = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="This client's secret key.")
@@ -35,15 +35,15 @@ def client(
         list[str],
         typer.Option(metavar="MODULE", help="Train networks of this module, too."),
     ] = [],  # noqa: B006
-    threads: Annotated[int, typer.Option(help="torch's threads; 0: as torch likes.")] = 0,
+    threads: Annotated[int, typer.Option(help="torch's threads; 0: torch decides.")] = 0,
     memory: Annotated[
         float, typer.Option(metavar="MB", help="The most memory for training; 0: all.")
     ] = 0,
     hours: Annotated[
-        str | None, typer.Option(metavar="22-6", help="Work in these hours alone.")
+        str | None, typer.Option(metavar="22-6", help="Work only in these hours.")
     ] = None,
     battery: Annotated[
-        float | None, typer.Option(metavar="PERCENT", help="Work from this charge on.")
+        float | None, typer.Option(metavar="PERCENT", help="Work only above this charge.")
     ] = None,
     daily: Annotated[
         float | None, typer.Option(metavar="MB", help="The most traffic per day.")

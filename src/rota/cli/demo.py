@@ -1,4 +1,4 @@
-"""rota demo: something to look at, on this machine alone."""
+"""rota demo: demonstrations on this machine."""
 
 from __future__ import annotations
 

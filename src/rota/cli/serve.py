@@ -26,7 +26,7 @@ def serve(
     listen: Listen = "127.0.0.1:9092",
     keys: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keys by `rota keys`: TLS, and only known clients."),
+        typer.Option(metavar="DIR", help="Folder of `rota keys`: TLS, and only known clients."),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Plain text, also for other machines.")
@@ -38,17 +38,17 @@ def serve(
     deadline: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="A round's longest time; default: from what was measured."
+            metavar="SECONDS", help="A round's longest time; default: from measured times."
         ),
     ] = None,
     quantile: Annotated[
-        float, typer.Option(help="Measure it on this quantile of the drawn clients' times.")
+        float, typer.Option(help="Derive it from this quantile of the drawn clients' times.")
     ] = 1.0,
     enough: Annotated[
         float, typer.Option(help="End a round when this share of its rows is there.")
     ] = 1.0,
     ordered: Annotated[
-        bool, typer.Option("--ordered", help="Add updates in a fixed order: repeats bit for bit.")
+        bool, typer.Option("--ordered", help="Add updates in a fixed order, to repeat bit for bit.")
     ] = False,
     database: Annotated[
         Path | None,

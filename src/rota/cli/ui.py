@@ -17,7 +17,8 @@ def ui(
     ] = Path("runs"),
     port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="The address to listen on. Others than this machine need --token.")
+        str,
+        typer.Option(help="The address to listen on; any but 127.0.0.1 needs --token."),
     ] = "127.0.0.1",
     token: Annotated[
         str | None, typer.Option(help="A secret that the page is opened with: /?token=...")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rota.flower.engine import Remote
 
 HERE = "127.0.0.1:9092"
-"""Where clients find the server, if nothing else is said."""
+"""The default address of the server."""
 ARRIVAL = 120.0
 """Seconds to wait for the clients of a run before its first round."""
 

@@ -69,7 +69,7 @@ class Seen:
 
     @property
     def faster(self) -> float:
-        """By which share the run with FLuID is faster."""
+        """How much faster the run with FLuID is, as a share."""
         fluid, plain = (sum(side.rounds) for side in self.sides)
         return 1 - fluid / plain
 
@@ -81,7 +81,7 @@ class Seen:
 
     @property
     def behind(self) -> float:
-        """How far it is from the slowest other node's time in the same round, likewise."""
+        """How far it is from the slowest other node's time in the same round, in the same way."""
         each = np.array(self.sides[0].nodes)
         return _second_half(each[:, self.slow] / np.delete(each, self.slow, 1).max(1)) - 1
 

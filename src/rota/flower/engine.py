@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 COUNTED = 1e15
-"""No client makes so many steps."""
+"""More steps than any client takes."""
 
 
 class Remote:
@@ -180,7 +180,7 @@ class Remote:
         rows: list[int],
         shared: dict[tuple[int, int], bytes],
     ) -> Letter:
-        """What a node has to know to do these rows."""
+        """What a node must know to train these rows."""
         plan, sent, own = job.plan, dict[str, bytes](), dict[str, Tensor]()
         used = sorted({int(plan.cut[row]) for row in rows} - {0}) if plan.cut is not None else []
         if job.how == "nested":  # mini-batches train narrower parts, too
@@ -343,7 +343,7 @@ def _rows(answer: Answer, now: int) -> dict[int, dict[str, Any]]:
 
 
 def _computing(told: dict[str, Any], answer: Answer) -> float:
-    """How long a client says that it computed; it was no longer than it had the question."""
+    """How long a client says that it computed: at most as long as it had the question."""
     return min(number(told.get("computing"), 0), time.monotonic() - answer.ask.begun)  # NaN stays
 
 

@@ -68,7 +68,7 @@ class Rules:
     ordered: bool = False
 
     def check(self) -> None:
-        """Refuse rules by which no round could end well."""
+        """Refuse rules by which no round could succeed."""
         if self.deadline is not None and not self.deadline > 0:
             raise BadInput(f"deadline is {self.deadline:g}: it must be above 0 seconds")
         if not self.patience >= 1:
@@ -80,7 +80,7 @@ class Rules:
             raise BadInput("strikes must be at least 1, and rest at least 0")
 
     def limit(self, usual: Sequence[float | None]) -> float:
-        """How many seconds a round may take, whose nodes usually take so long (None: unknown)."""
+        """How many seconds a round may take, given its nodes' usual times (None: unknown)."""
         if self.deadline is not None:
             return self.deadline
         known = [each for each in usual if each is not None]
@@ -128,7 +128,7 @@ class Fleet:
     home: dict[str, int] = field(default_factory=dict)
     """Client -> its node."""
     offline: dict[int, float] = field(default_factory=dict)
-    """Nodes that are not online -> since when. One that restarts is so for a moment."""
+    """Nodes that are offline -> since when. A node that restarts is offline for a moment."""
     queries: dict[str, tuple[int, float]] = field(default_factory=dict)
     late: dict[str, tuple[Ask, float]] = field(default_factory=dict)
     """Questions whose replies a round did not wait for, and until when these may come."""
@@ -292,7 +292,7 @@ class Fleet:
             yield self._end(ask, rest)
 
     def _leave(self, waiting: dict[str, Ask], limit: float) -> None:
-        """Wait for these no longer; their replies are late if they come."""
+        """Stop waiting for these; replies that still come are late."""
         end = time.monotonic() + 2 * limit
         self.late |= {key: (replace(ask), end) for key, ask in waiting.items()}
 
@@ -311,7 +311,7 @@ class Fleet:
         return dict(zip(keys, lot, strict=True))
 
     def _replies(self, waiting: dict[str, Ask]) -> Iterator[Answer]:
-        """What has come; queries and late replies are dealt with here."""
+        """The replies that have come. Queries and late replies are handled here."""
         keys = [*waiting, *self.queries, *self.late]
         for key, reply in self.wire.replies(keys) if keys else ():
             if key in self.queries:
@@ -334,7 +334,7 @@ class Fleet:
             del self.late[key]
 
     def _again(self, asks: list[Ask]) -> list[Ask]:
-        """After the SuperLink has forgotten our run: a new run, and the same questions."""
+        """Begin a new run after the SuperLink has forgotten ours, and ask the same questions."""
         self.wire.renew()
         self.counts["restarts"] += 1
         for known in (self.members, self.home, self.offline, self.queries, self.late, self.times):

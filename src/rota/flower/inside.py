@@ -300,7 +300,8 @@ class Member:
                 if error.response.status_code in AWAY:
                     raise
         last = self.folder / "node"
-        if last.exists():  # after a kill the SuperLink still takes us for online: we say we left
+        # after a kill the SuperLink believes that we are online: say that we left
+        if last.exists():
             with suppress(httpx.HTTPStatusError, ValueError):
                 number = int(last.read_text())
                 self.client.DeactivateNode(DeactivateNodeRequest(node_id=number))
@@ -372,7 +373,7 @@ class Member:
 
 
 def set_clock(off: datetime.timedelta) -> None:
-    """Sign and date, in this process, by a clock that is so far ahead of this machine's."""
+    """Sign and date this process's requests by a clock that is this far ahead of the machine's."""
 
     def now() -> datetime.datetime:
         return datetime.datetime.now(tz=datetime.UTC) + off

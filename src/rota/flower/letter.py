@@ -51,7 +51,7 @@ class Letter:
 
     @property
     def nbytes(self) -> int:
-        """What the letter weighs."""
+        """The letter's size in bytes."""
         return len(self.text) + sum(map(len, self.parts.values()))
 
 

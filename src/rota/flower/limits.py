@@ -32,7 +32,7 @@ class Limits:
     power: Path = POWER
     day: datetime.date | None = None
     used: float = 0.0
-    """How many bytes went either way on that day."""
+    """How many bytes were sent and received on that day."""
     file: Path | None = None
     """Where they are remembered, so that a restart does not begin the day again."""
 

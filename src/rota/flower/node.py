@@ -1,9 +1,9 @@
 """A node: the process that talks to the server, and the worker that it keeps.
 
 The transport has no torch and no data, so nothing in a model can end it. The worker has both. If
-the worker dies, hangs or takes too much memory, the server hears so at once, and the next request
-starts another one. The node's key, its number and what it was working on are kept on its disk: a
-node that was killed is the same node when it comes back, and says what it has lost.
+the worker dies, hangs or takes too much memory, the server hears of it at once, and the next
+request starts another one. The node's key, its number and what it was working on are kept on its
+disk: a node that was killed is the same node when it comes back, and says what it has lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rota.flower.limits import Limits
 PERIOD = 0.05
 """Seconds of one turn of stop and go, for a node that plays a slow device."""
 PUSHES = 240
-"""How often a reply is tried, half a second apart, before it is given up."""
+"""How often a reply is sent again, half a second apart, before the node gives up."""
 ADMITTED = 20.0
 """Seconds in which a server that has just started may still refuse a client that it will know."""
 say = logging.getLogger("rota").info

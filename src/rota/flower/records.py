@@ -36,7 +36,7 @@ def from_message(message: Message) -> Letter:
 
 
 def was_lost(message: Message) -> bool:
-    """Whether a reply says that its node is not the process any more that was asked."""
+    """Whether a reply says that its node has restarted since it was asked."""
     return message.has_error() and message.error.code in LOST
 
 

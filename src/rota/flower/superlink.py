@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 def installed() -> None:
-    """Refuse to go on without flwr."""
+    """Refuse to continue without flwr."""
     try:
         import flwr  # noqa: F401
     except ImportError as error:

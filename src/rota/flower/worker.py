@@ -54,7 +54,7 @@ class Built:
 
 @dataclass
 class Work:
-    """What a worker does its work with."""
+    """What a worker works with."""
 
     folder: Path
     allow: tuple[str, ...] = ()

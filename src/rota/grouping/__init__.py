@@ -34,7 +34,7 @@ class Grouping(Protocol):
         """The state before the first round; `shares` is d[t, i], client i's share of task t."""
 
     def regroup(self, state: State, at: Occasion) -> tuple[Groups | None, State]:
-        """Before a round: new groups, or None if all stay as they are; and the new state."""
+        """The groups of round `at.now`, or None if they stay as they are; and the new state."""
 
 
 GROUPINGS: dict[str, type] = {

@@ -24,10 +24,10 @@ class Cfl:
 
     A group is split when the norm of its mean update is below `calm` times the largest norm of a
     client's update. Complete linkage on the updates' cosine similarity gives the two halves, and
-    they must be `apart`: no pair across them may be more alike than that. A split is looked for
-    from round `warmup` on, once all clients of a group have trained since its last split. The
-    server remembers one update per client, so this works with any sampler. The two thresholds are
-    relative to the updates, unlike Sattler's, which must be set anew for each model.
+    they must be `apart`: no pair across them may be more alike than that. From round `warmup` on, a
+    group may be split once all of its clients have trained since its last split. The server
+    remembers one update per client, so this works with any sampler. The two thresholds are relative
+    to the updates, unlike Sattler's, which must be set anew for each model.
     """
 
     calm: float = 0.3
@@ -37,7 +37,7 @@ class Cfl:
     sees: ClassVar[frozenset[str]] = frozenset({"update"})
 
     def check(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse options that make no sense."""
         if not 0 <= self.calm <= 1:
             raise BadInput(f"grouping.calm is {self.calm:g}: it must be from 0 to 1")
         if not -1 <= self.apart <= 1:

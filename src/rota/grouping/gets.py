@@ -19,8 +19,9 @@ Entries = dict[str, Any]
 def gets(names: list[str], shares: Array, scores: list[Score] | None, alike: bool) -> Entries:
     """Entries of a round's record: over all clients, and of each model's clients.
 
-    They are there where clients have test sets, or models have groups. A client that has several
-    models counts once for each. There is nothing over all models if their scores are not `alike`.
+    There are such entries if clients have test sets, or models have groups. A client that has
+    several models counts once for each. There are no entries over all models if their scores are
+    not `alike`.
     """
     apart = bool(((shares > 0).sum(axis=1) < shares.shape[1]).any())
     if not scores or not (apart or any(score.by_client is not None for score in scores)):

@@ -29,7 +29,7 @@ class Ifca:
     fraction: float = 1.0
 
     def check(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse options that make no sense."""
         for key in ("groups", "every"):
             if getattr(self, key) < 1:
                 raise BadInput(f"grouping.{key} is {getattr(self, key)}: it must be at least 1")

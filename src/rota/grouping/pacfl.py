@@ -1,4 +1,4 @@
-"""PACFL (Vahidian et al. 2023): clients whose data span alike subspaces learn together."""
+"""PACFL (Vahidian et al. 2023): clients whose data span similar subspaces learn together."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Pacfl:
 
     Every client sends `vectors` singular vectors of its examples. The similarity of two clients is
     the mean squared cosine of the principal angles between their subspaces. Average linkage joins
-    clients that are at least `threshold` alike. Without a `threshold`, it is how alike the two
-    halves of a client's own examples are, for nine clients of ten: those who are as alike as that
-    may have the same data.
+    clients that are at least `threshold` alike. By default, the threshold is the similarity that
+    the two halves of a client's own examples reach for nine clients in ten: clients that are as
+    similar as that may have the same data.
 
     Clients that cannot be reached before the first round are asked later, and join the group that
     is most like them. The clients' data must be on this machine, and their inputs numbers.
@@ -36,7 +36,7 @@ class Pacfl:
     threshold: float | None = None
 
     def check(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse options that make no sense."""
         if self.vectors < 1:
             raise BadInput(f"grouping.vectors is {self.vectors}: it must be at least 1")
         if self.threshold is not None and not 0 <= self.threshold <= 1:

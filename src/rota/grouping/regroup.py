@@ -1,4 +1,4 @@
-"""Before a round: new groups, and what of the run goes on with them.
+"""New groups before a round, and which state of the run survives them.
 
 Groups are rows of the shares matrix, so that whatever works with several models works inside of
 groups. When the rows change, policies whose state is about the old rows begin again:

@@ -50,7 +50,7 @@ class Selective:
     compared: int | None = None
 
     def check(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse options that make no sense."""
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise BadInput(
                 f"grouping.threshold is {self.threshold:g}: it must be a similarity from 0 to 1"

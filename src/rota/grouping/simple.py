@@ -1,4 +1,4 @@
-"""The two ends: all clients of a task in one group, and every client alone."""
+"""The two extremes: all clients of a task in one group, and every client alone."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def play(
 ) -> list[Summary]:
     """Train the runs of a comparison, one after the other: the summaries of those that ended.
 
-    `train` makes the run of this name. One that learns nothing any more is left out, and `stuck` is
+    `train` makes the run of this name. A run that no longer learns is left out, and `stuck` is
     told; the others are not affected.
     """
     results: list[Summary] = []
@@ -139,7 +139,7 @@ def _slug(value: Any) -> str:
 def made_biased(runs: dict[str, Variant]) -> str:
     """Which unbiased samplers a biased estimator makes biased, in a sentence; empty if none.
 
-    With uniform sampling FedAvg's mean is the usual choice, so that is not worth a word.
+    FedAvg's mean with uniform sampling is the usual choice, so no sentence warns of it.
     """
     found: dict[str, dict[str, None]] = {}
     for variant in runs.values():

@@ -150,8 +150,8 @@ def override(config: Config, setting: str) -> Config:
     """The config with one "key=value" changed.
 
     `task.lr=0.1` changes all tasks, `task.0.lr=0.1` the first. `target=` removes a key, `task.0=`
-    the first task. A new name for a sampler, a model ... (`sampler=full`) keeps those of the old
-    one's options that the new one has too.
+    the first task. A new name for a sampler, a model ... (`sampler=full`) keeps the options of the
+    old one that the new one has, too.
     """
     path, equals, text = setting.partition("=")
     if not equals or not path:

@@ -26,7 +26,7 @@ __all__ = ["write"]
 
 
 def _page(runs: list[History]) -> str:
-    """The page; if that fails, the sentence names the run whose files are not what a run writes."""
+    """The page. If a run's files are not what a run writes, the sentence names the run."""
     try:
         return render(group(runs))
     except Exception as error:

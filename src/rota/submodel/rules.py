@@ -78,7 +78,7 @@ class Labels:
         return np.where(labels < 0, ANY, roots)
 
     def tie(self, a: Array, b: Array) -> Array:
-        """Make labels stand and fall together, index by index; returns the labels of both."""
+        """Tie the labels of two axes, index by index; returns the labels of both."""
         if a.shape != b.shape or (a != b).any():
             p, q = np.broadcast_arrays(self.root(a), self.root(b))
             for low, high in zip(*_pairs(p, q), strict=True):

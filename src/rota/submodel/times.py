@@ -9,7 +9,7 @@ import numpy as np
 from rota.arrays import Array
 
 POWER, UNSURE = 1.0, 0.5
-"""What is known of a power before any part was timed: its mean and its standard deviation."""
+"""What is assumed of a power before any part was timed: its mean and standard deviation."""
 LEAST, MOST = 0.3, 3.0
 """The range of powers."""
 DRIFT = 0.1

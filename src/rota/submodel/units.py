@@ -357,5 +357,5 @@ def _sizes(part: str) -> str:
 
 
 def _leave(part: str) -> str:
-    """How to go on without a module, but for the network itself."""
+    """Advice to leave a module as it is; none if it is the network itself."""
     return f", or leave it as it is with whole=[{part.split(chr(39))[1]!r}]" if "'" in part else ""

@@ -1,4 +1,4 @@
-"""The suites that rota's samplers, estimators, channels and engines pass, to put your own through.
+"""The suites that rota's own samplers, estimators, channels and engines pass, for yours.
 
     import rota.testing
 

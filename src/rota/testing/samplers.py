@@ -1,4 +1,4 @@
-"""What every sampler must do: draw valid plans, keep its memory in its state, and keep its word.
+"""What every sampler must do: draw valid plans, remember in its state, be what it declares.
 
 Each check takes a sampler and a matrix of shares [models, clients]. It raises AssertionError with a
 sentence that says what the sampler did wrong.

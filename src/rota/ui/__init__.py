@@ -1,4 +1,4 @@
-"""The live page: what the runs in a folder are doing, in a browser. It reads, and changes nothing.
+"""The live page: the runs in a folder, shown in a browser as they go on. It changes nothing.
 
 runs.py     the runs in a folder, and what is new in them
 server.py   the page's addresses, and who may ask for them

@@ -1,6 +1,6 @@
 """The runs in a folder, read as they grow.
 
-Whatever a run's files hold, the others are shown, and its own sound lines are.
+A damaged run does not keep the others from being shown, nor its own sound lines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Run:
     last_failures: list[dict[str, Any]] = field(default_factory=list)
     state: str = "stopped"
     problem: str = ""
-    """What is wrong with its files; `wrong` is what was when it was found."""
+    """What is wrong with its files; `wrong` is what was wrong when the run was found."""
     wrong: str = ""
     changed: float = 0.0
 

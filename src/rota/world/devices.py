@@ -46,7 +46,7 @@ class Conditions:
     noise: float = 0.0
 
     def check(self) -> None:
-        """Refuse conditions that mean nothing."""
+        """Refuse conditions that make no sense."""
         if not all(0 < share < 1 for share in self.load):
             raise BadInput(
                 f"devices.load is {list(self.load)}: give shares of a device's speed, above 0 and "
