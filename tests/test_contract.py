@@ -22,6 +22,7 @@ from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS
 from rota.experiment import Experiment
 from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task, whole
+from rota.probe import price
 from rota.recipe import registry
 from rota.running.check import check
 from rota.sampling import SAMPLERS, Full
@@ -152,7 +153,7 @@ def reply(rows: list[int], update: Any = None, buffers: Any = None, **changed: A
         loss=ones,
         steps=np.ones(n, np.int64),
         examples=ones,
-        costs=Costs(ones, ones, np.ones(n, np.int64), np.ones(n, np.int64)),
+        costs=changed.get("costs", Costs(ones, ones, ones.astype(int), ones.astype(int))),
         reason=changed.get("reason", [""] * n),
     )
 
@@ -242,6 +243,17 @@ def test_a_step_that_is_not_finite_is_not_taken(blobs: Federation) -> None:
     assert "not finite" in line["failures"][0]["reason"]
 
 
+@pytest.mark.parametrize("column", ["seconds", "computing", "up", "down"])
+@pytest.mark.parametrize("wrong", [np.inf, 1e300, -1.0, np.nan])
+def test_costs_that_no_client_can_have_fail_the_row(column: str, wrong: float) -> None:
+    """Or the run's clock and its bytes would not be numbers any more; seconds may be unknown."""
+    costs = Costs(*np.ones((4, 2)))
+    getattr(costs, column)[1] = wrong
+    unknown = np.isnan(wrong) and column in ("seconds", "computing")
+    failed = "" if unknown else "the costs are not numbers from 0 to 1e+15"
+    assert reasons(reply([0, 1], costs=costs)) == [failed] * 2
+
+
 SHAPES = st.sampled_from([(4,), (3,), (5,), (4, 1), (0,), ()])
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64, torch.bool])
 VALUES = st.sampled_from([0.0, 1.0, -1e3, 3e38, -3e38, float("nan"), float("inf"), 1e-40])
@@ -259,10 +271,13 @@ def replies(draw: st.DrawFn) -> Chunk:
     buffers = draw(st.sampled_from([None, torch.zeros(n, 1), torch.full((n, 2), float("nan"))]))
     if draw(st.integers(0, 9)) == 0:
         update = draw(st.sampled_from([[1.0], "update", np.ones((n, 4)), 3]))
+    number = st.sampled_from([1.0, 1.0, 0.0, -1.0, 1e300, np.nan, np.inf])
+    costs = [np.full(n, draw(number)) for _ in range(4)]
     return reply(
         rows,
         update,
         buffers,
+        costs=Costs(*costs[:2], *(draw(st.sampled_from([each, np.ones(n)])) for each in costs[2:])),
         now=draw(st.sampled_from([3, 3, 3, 2, 4, -1])),
         model=draw(st.sampled_from([0, 0, 0, 1, -1])),
         reason=draw(st.lists(st.sampled_from(["", "", "it broke"]), min_size=n, max_size=n)),
@@ -285,6 +300,7 @@ def test_nothing_harmful_gets_past_admission(chunks: list[Chunk]) -> None:
         fine = chunk.update[torch.from_numpy(chunk.ok)]
         assert torch.isfinite(fine).all()
         assert torch.isfinite((fine * 5).square().sum())
+    assert 0 <= min(price(PLAN, seen, None)) <= max(price(PLAN, seen, None)) < np.inf
     assert len(set(admitted)) == len(admitted)
     assert set(admitted) <= set(range(5))
     assert (seen.waits(np.arange(5)) == ~np.isin(np.arange(5), admitted)).all()

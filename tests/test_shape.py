@@ -1,4 +1,4 @@
-"""The shape of the code: how large the core is, and what it may import."""
+"""The shape of the code: how large the core is, what it may import, and how wide lines are."""
 
 from __future__ import annotations
 
@@ -45,3 +45,22 @@ def test_the_core_imports_only_torch_and_numpy() -> None:
                 first = name.partition(".")[0]
                 known = first in allowed or first in __import__("sys").stdlib_module_names
                 assert known, f"{path} imports {name}"
+
+
+def test_the_engine_of_the_contract_test_is_short() -> None:
+    """An engine whose data live elsewhere takes at most 80 lines."""
+    assert lines(ROOT / "tests" / "contract.py") <= 80
+
+
+def test_lines_have_at_most_100_columns() -> None:
+    """Ruff checks Python; rows of tables and addresses cannot be broken."""
+    folders = ("docs", "src", "tests", "examples", "benchmarks")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    paths += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    kinds = {".md", ".js", ".css", ".html", ".c", ".h", ".toml"}
+    for path in paths:
+        if path.suffix not in kinds or path.parent.name == "results":
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            fixed = line.lstrip().startswith("|") or "://" in line
+            assert len(line) <= 100 or fixed, f"{path}:{number} has {len(line)} columns"

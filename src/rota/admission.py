@@ -22,6 +22,8 @@ from rota.weights import Weights
 NOT_FINITE = "the update is not finite"
 KEPT = 100
 """How many norms per model the limit on norms remembers."""
+MOST = 1e15
+"""The most seconds or bytes of a row: sums over rounds stay far from what numbers can hold."""
 FEWEST = 5
 """The limit on norms applies once this many norms of a model are known."""
 
@@ -125,9 +127,12 @@ def _well_formed(chunk: Chunk, model: Weights) -> Chunk:
     for name in ("loss", "steps", "examples"):
         if not _numbers(getattr(chunk, name), number):
             why, new[name] = why or f"'{name}' is not one number per row", np.zeros(number)
-    costs = list(vars(chunk.costs).values())
-    if not all(_numbers(each, number) for each in costs) or (np.stack(costs) < 0).any():
-        why, new["costs"] = why or "the costs are not numbers from 0 on", Costs.nothing(number)
+    costs = vars(chunk.costs)
+    if not all(_cost(each, number, name in ("up", "down")) for name, each in costs.items()):
+        why, new["costs"] = (
+            why or f"the costs are not numbers from 0 to {MOST:g}",
+            Costs.nothing(number),
+        )
     if not why:
         return chunk
     return replace(chunk, **new, measured=None, reason=[old or why for old in chunk.reason])
@@ -137,6 +142,14 @@ def _numbers(column: Any, number: int) -> bool:
     """Whether a column has one number per row; NaN stands for unknown."""
     known = isinstance(column, np.ndarray) and column.shape == (number,)
     return known and column.dtype.kind in "iuf"
+
+
+def _cost(column: Any, number: int, known: bool) -> bool:
+    """Whether a column has one cost per row; NaN stands for an unknown one, if that may be."""
+    if not _numbers(column, number):
+        return False
+    unknown = np.isnan(column) & (not known)
+    return bool((unknown | ((column >= 0) & (column <= MOST))).all())
 
 
 def _finite(chunk: Chunk, model: Weights) -> Array:

@@ -63,13 +63,7 @@ def play(
     rates = np.array([experiment.tasks[model.task].lr_at(now) for model in state.models])
     pace = rates / rates.max()
     held = hold(
-        experiment.policies,
-        experiment.units,
-        state.models,
-        state.shares,
-        new,
-        experiment.seed,
-        now,
+        experiment.policies, experiment.units, state.models, state.shares, new, experiment.seed, now
     )
     shares = shares if held is None else held.present(shares)
     setting = Setting(

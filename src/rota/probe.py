@@ -110,11 +110,7 @@ class Setting:
         return plan if self.held is None else self.held.divide(plan)
 
     def _job(
-        self,
-        plan: Plan,
-        work: Duty,
-        local: Local | None = None,
-        channel: Channel | None = None,
+        self, plan: Plan, work: Duty, local: Local | None = None, channel: Channel | None = None
     ) -> Job:
         job = Job(self.now, self.models, plan, work, local or Local(), channel=channel)
         return job if self.held is None else replace(job, units=self.held.units, how=self.held.how)

@@ -91,7 +91,8 @@ class _Watch(TorchFunctionMode):
 
     def one_hot(self, module: nn.Module, args: Any) -> None:
         """Watch rota's own one-hot layer, which compares instead of indexing."""
-        self.note(args[0], int(module.classes), 0, f"one-hot code of {module.classes}")  # type: ignore[arg-type]
+        size = int(module.classes)  # type: ignore[arg-type]
+        self.note(args[0], size, 0, f"one-hot code of {size}")
 
     def note(self, index: Tensor, size: int, low: int, words: str) -> None:
         """Note that a table of this size is indexed."""

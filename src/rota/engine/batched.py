@@ -30,13 +30,7 @@ from rota.engine.bounds import strays
 from rota.engine.examples import Examples, join, upload
 from rota.engine.group import Group, Result, Workers
 from rota.engine.rules import Unbatchable
-from rota.engine.schedule import (
-    batch_sizes,
-    batches_per_epoch,
-    examples_of,
-    local_steps,
-    widths,
-)
+from rota.engine.schedule import batch_sizes, batches_per_epoch, examples_of, local_steps, widths
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.engine.steps import Steps

@@ -54,7 +54,7 @@ REACHED = ((1, 1, 1, 0, 1, 0), (1, 0, 0, 0, 0, 1), (0, 0, 0, 0, 1, 0), (0, 0, 0,
 
 
 def check_sampler(
-    sampler: Sampler, shares: Array | Sequence[Array] = SHARES, draws: int = DRAWS
+    sampler: Sampler, shares: Array | Sequence[Array] | None = None, draws: int = DRAWS
 ) -> None:
     """Put a sampler through all checks; AssertionError says what it did wrong.
 
@@ -62,6 +62,7 @@ def check_sampler(
     of about three, or give shares of your own: one matrix [models, clients], or several. The
     expectation of the weights is checked only if `sampler.unbiased` is true.
     """
+    shares = SHARES if shares is None else shares
     for matrix in [shares] if isinstance(shares, np.ndarray) else shares:
         for check in CHECKS:
             check(copy.deepcopy(sampler), matrix.copy())

@@ -129,7 +129,8 @@ function drawHeads() {
       drawHeads();
       drawRows();
     };
-    if (label === sorting.by) cell.setAttribute("aria-sort", sorting.down ? "descending" : "ascending");
+    const order = sorting.down ? "descending" : "ascending";
+    if (label === sorting.by) cell.setAttribute("aria-sort", order);
     return cell;
   }));
 }
@@ -297,7 +298,8 @@ function traces(what, chosen) {
       const length = Math.min(...each.map((one) => one.x.length));
       const at = [...Array(length).keys()];
       const known = (i) => each.map((one) => one.y[i]).filter((y) => y !== null);
-      const mean = (values) => (values.length ? values.reduce((a, b) => a + b) / values.length : null);
+      const sum = (values) => values.reduce((a, b) => a + b);
+      const mean = (values) => (values.length ? sum(values) / values.length : null);
       const x = at.map((i) => mean(each.map((one) => one.x[i])));
       const y = smoothed(at.map((i) => mean(known(i))), chosen.smooth);
       if (group.length > 1) {
@@ -317,7 +319,8 @@ function traces(what, chosen) {
     const { x, y } = points(name, what, chosen);
     if (chosen.smooth > 0) out.push({ x, y, mode: "lines", line: { color, width: 1, dash },
       opacity: 0.25, hoverinfo: "skip", showlegend: false });
-    out.push({ x, y: smoothed(y, chosen.smooth), name, mode: x.length < 40 ? "lines+markers" : "lines",
+    const mode = x.length < 40 ? "lines+markers" : "lines";
+    out.push({ x, y: smoothed(y, chosen.smooth), name, mode,
       line: { color, width: 2, dash }, marker: { size: 4 } });
   }
   return out;
@@ -335,7 +338,8 @@ function layout(title, chosen, log) {
     margin: { l: 52, r: 10, t: ticked.size > 1 ? 60 : 34, b: 40 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("--ink"), size: 12 }, showlegend: ticked.size > 1,
-    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" }, uirevision: JSON.stringify(chosen.along),
+    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
+    uirevision: JSON.stringify(chosen.along),
     xaxis: { ...axis, title: { text: ALONG[chosen.along] }, type: chosen.logx ? "log" : "linear",
       rangemode: "tozero" },
     yaxis: { ...axis, type: log ? "log" : "linear" }, hovermode: "x unified",
@@ -376,7 +380,8 @@ function paired(chosen) {
   const place = $("paired");
   place.replaceChildren();
   if (all.length < 2) return;
-  const [base, ...others] = all.map((group) => ({ name: label(group), runs: finals(group, chosen) }));
+  const named = all.map((group) => ({ name: label(group), runs: finals(group, chosen) }));
+  const [base, ...others] = named;
   const lines = others.map((other) => {
     const seeds = [...other.runs.keys()].filter((seed) => base.runs.has(seed));
     const off = seeds.map((seed) => other.runs.get(seed) - base.runs.get(seed));

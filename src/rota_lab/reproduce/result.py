@@ -97,7 +97,7 @@ def write_page(result: Result, folder: Path | str) -> Path:
         lines.append(f"| {row['quantity']} | {' | '.join(numbers)} | {row['seeds']} |")
     command = f"rota reproduce {result.name}{' --quick' if result.quick else ''}"
     lines += ["", "`measured` is the mean over the seeds; `low` and `high` are their extremes.", ""]
-    lines += [f"`{command}` wrote this page on {described(result.device)}."]
+    lines += [wrapped(f"`{command}` wrote this page on {described(result.device)}.")]
     page = folder / f"{name}.md"
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return page

@@ -113,7 +113,8 @@ class Native:
         return program
 
     def _space(self, shape: object) -> int:
-        return int(self.lib.rota_convolution_space((ctypes.c_int64 * 16)(*shape)))  # type: ignore[misc]
+        numbers = (ctypes.c_int64 * 16)(*shape)  # type: ignore[misc]
+        return int(self.lib.rota_convolution_space(numbers))
 
     def _inputs(self, width: int, fused: bool) -> list[Place]:
         """Where the inputs of a step lie."""
