@@ -39,7 +39,7 @@ $(VENV)/run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/run
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ui]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ui,track]'
 	touch $@
 
 clean:

@@ -28,6 +28,7 @@ MODULES = (
     "rota.world.devices",
     "rota.engine",
     "rota.running.watch",
+    "rota.track",
     "rota.recipe",
     "rota.report",
     "rota.testing",

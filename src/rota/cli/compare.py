@@ -19,6 +19,7 @@ from rota.cli.options import (
     Precision,
     Recipe,
     Set,
+    Track,
 )
 from rota.cli.output import Stopped, print_json, print_line
 from rota.cli.report import write_page
@@ -58,6 +59,7 @@ def compare(
             "--resume", help="Resume the comparison in --out. Finished runs are not run again."
         ),
     ] = False,
+    track: Track = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Run a recipe for each value and seed, and compare the runs.
@@ -93,7 +95,7 @@ def compare(
     if biased := comparisons.made_biased(runs):
         logging.getLogger("rota").warning(biased)
     how = {"engine": engine, "device": device, "precision": precision}
-    results, stuck = _train_all(runs, out, how, started)
+    results, stuck = _train_all(runs, out, how, started, track)
     if not results:
         last = list(stuck.values())[-1]
         raise Stopped(1, f"all runs failed; the last one: {last}", None)
@@ -109,7 +111,11 @@ def compare(
 
 
 def _train_all(
-    runs: dict[str, Variant], out: Path, how: dict[str, Any], started: set[str]
+    runs: dict[str, Variant],
+    out: Path,
+    how: dict[str, Any],
+    started: set[str],
+    track: list[str],
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The summaries of the runs, and why the runs that got stuck failed."""
     from rota.cli import progress
@@ -123,7 +129,8 @@ def _train_all(
     def one(name: str) -> dict[str, Any]:
         title = f"{name} ({names.index(name) + 1}/{len(names)})"
         try:
-            return train(runs[name].config, title, out / name, how, name in started, again)
+            resume = name in started
+            return train(runs[name].config, title, out / name, how, resume, again, track=track)
         except Stopped as end:
             if isinstance(end.__cause__, Stuck):
                 raise end.__cause__ from None

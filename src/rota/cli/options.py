@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rota.running.choices import DEVICES, ENGINES, PRECISIONS
+from rota.track import TRACKERS
 
 
 def one_of(names: Iterable[str], *more: str) -> dict[str, Any]:
@@ -86,5 +87,13 @@ Device = Annotated[str, typer.Option(help="Device to train on.", **one_of(DEVICE
 Precision = Annotated[
     str,
     typer.Option(help="Precision of products; tf32 and bf16 are for GPUs.", **one_of(PRECISIONS)),
+]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        help="Also write the rounds for this tool. May be given many times.",
+        **one_of(TRACKERS),
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

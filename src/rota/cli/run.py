@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from rota.cli.options import (
     Precision,
     Recipe,
     Set,
+    Track,
 )
 from rota.cli.output import Stopped, interrupted, print_json, print_line
 from rota.cli.report import write_page
@@ -26,6 +27,7 @@ from rota.errors import BadInput, what_and_where
 
 if TYPE_CHECKING:
     from rota.experiment import Experiment  # which loads torch
+    from rota.running.watch import Watch
 
 
 def run(
@@ -43,6 +45,7 @@ def run(
         bool,
         typer.Option("--resume", help="Resume the run in --out from its last checkpoint."),
     ] = False,
+    track: Track = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Run a recipe.
@@ -52,6 +55,7 @@ def run(
       rota run fedavg-digits
       rota run fedavg-mnist --set task.lr=0.05 --set rounds=50 --out runs/try
       rota run runs/try/config.toml --out runs/try --resume
+      rota run fedavg-digits --track tensorboard
     """
     with loading():
         from rota import recipe as recipes
@@ -71,7 +75,8 @@ def run(
     if any(trust.own(config)):  # config.toml does not lie beside these modules
         what = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         what += [word for module in allow for word in ("--allow", module)]
-    summary = train(config, title, out, how, resume, _resuming(what, out, how))
+    again = _resuming(what, out, how, track)
+    summary = train(config, title, out, how, resume, again, track=track)
     report = write_page([out], out / "report.html")
     if as_json:
         print_json({**summary, "folder": str(out), "report": str(report)})
@@ -80,12 +85,13 @@ def run(
         print_line(line)
 
 
-def _resuming(what: list[str], out: Path, how: dict[str, Any]) -> str:
+def _resuming(what: list[str], out: Path, how: dict[str, Any], track: list[str]) -> str:
     """The command that resumes the run in a folder."""
     words = ["rota", "run", *what, "--out", str(out)]
     for key, value in how.items():
         if value not in ("auto", "fp32"):
             words += [f"--{key}", value]
+    words += [word for name in track for word in ("--track", name)]
     return shlex.join([*words, "--resume"])
 
 
@@ -97,11 +103,12 @@ def train(
     resume: bool,
     again: str,
     build: Callable[[dict[str, Any]], Experiment] | None = None,
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train one config in its folder, show the progress, and return the summary.
 
     `how` is passed to `execute`; `again` is the command that resumes this run. `build` makes the
-    experiment, if its data are elsewhere.
+    experiment, if its data are elsewhere. `track` names trackers.
     """
     with loading():
         from rota import recipe as recipes
@@ -109,13 +116,17 @@ def train(
         from rota.running.folder import Gone
         from rota.running.run import execute
         from rota.running.summary import Stuck
+        from rota.track import tracker
+
+        tracking = [tracker(name, out) for name in dict.fromkeys(track)]
 
     config = recipes.resolve(config)
     check_folder(config, out, resume)  # before the data are loaded
     with progress.waiting("loading the data", still=True):
         experiment = (build or recipes.build)(config)
     try:
-        with progress.rounds(title, experiment.rounds) as watch:
+        with progress.rounds(title, experiment.rounds) as show:
+            watch: Watch = [show, *tracking]
             done = execute(experiment, **how, out=out, resume=resume, config=config, watch=watch)
     except BadInput:
         raise
