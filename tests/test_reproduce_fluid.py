@@ -339,6 +339,23 @@ def test_the_page() -> None:
     assert "The runs were made on here, products in fp32." in result.text
 
 
+def test_columns_without_runs_are_no_part_of_a_claim() -> None:
+    """Random has only the first column."""
+    cells = found(
+        random=[[0.84, 0.85, 0.87], [0.9, 0.9, 0.9]],
+        ordered=[[0.82, 0.83, 0.84], [0.92, 0.93, 0.95]],
+        invariant=[[0.80, 0.81, 0.82], [0.90, 0.91, 0.92]],
+    )
+    del cells["small", "random", "0.5"]
+    result = fluid_page.report(about(), cells)
+    assert [claim.words.split(" (")[0] for claim in result.claims] == [
+        "small: Invariant is above Ordered: -2.17 points",
+        "small: Ordered is above Random at 0.95: -2.33 points",
+        "small: Invariant is above Random at 0.95: -4.33 points",
+    ]
+    assert "- small: seeds 0, 1, 2 of 40; no runs of Whole models, Random at 0.5," in result.text
+
+
 def test_only_seeds_that_both_have_are_compared() -> None:
     cells = found(random=[[0.80, 0.9], [0.70, 0.8]], ordered=[[0.82], [0.72]])
     result = fluid_page.report(about(), cells)

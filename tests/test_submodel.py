@@ -39,7 +39,7 @@ from rota.submodel import (
     Whole,
     hold,
 )
-from rota.submodel.choice import Importance, Random, Rolling, Wanted
+from rota.submodel.choice import Importance, Random, Rolling, Wanted, split
 from rota.submodel.cut import SubModel, build, keep
 from rota.submodel.times import DRIFT, POWER, UNSURE, Times
 from rota.submodel.units import find_units
@@ -284,6 +284,38 @@ def test_invariant_units_are_those_that_hardly_change_on_three_quarters_of_the_r
         assert new[f"invariant.0.{at}"].tolist() == expected
     assert any(new["invariant.0.0"])
     assert not all(new["invariant.0.0"])
+
+
+class Residual(nn.Module):
+    """Its units own both axes of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.one(x))
+        return self.out(x + self.two(x))
+
+
+@pytest.mark.parametrize("against", [0, 1, 2])
+def test_a_tensor_of_which_units_own_both_axes_votes_once(against: int) -> None:
+    """Of four rows, `against` change that tensor; nothing else changes."""
+    module = Residual()
+    units, weights = find_units(module, torch.zeros(2, 4)), read(module)
+    assert [layer.name for layer in units.layers] == ["one"]
+    choice = Invariant(threshold=0.3)
+    plan = Plan(np.arange(4), np.zeros(4, int), np.ones(4), np.full(4, 0.25))
+    model = Model(0, weights)
+    job = Job(1, [model], plan, duty([model], plan), units=(units,))
+    update = torch.zeros_like(weights.params)
+    split(units, update)["two.weight"].fill_(9)
+    state = choice.init([units])
+    watched = choice.watch(state, job)
+    for row in range(4):
+        choice.see(watched, job, chunk(plan, row, update if row < against else 0 * update))
+    new = choice.learn(state, watched)
+    assert new["invariant.0.0"].tolist() == [against < 2] * 8
 
 
 @pytest.mark.parametrize("by", [1, 3, 7])

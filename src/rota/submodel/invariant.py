@@ -21,8 +21,9 @@ from rota.submodel.units import Units
 class Votes:
     """What the rows of a round that hold whole models say about each layer's units.
 
-    Per model and layer: `below` counts for each owned scalar the rows that changed it by at most
-    the threshold, and `change` is the largest relative change that any row made to each unit.
+    `below` counts for each layer of a model, and each scalar that its units own, the rows that
+    changed it by at most the layer's threshold. `change` is the largest relative change that any
+    row made to each scalar of a model.
     """
 
     thresholds: dict[int, Array]
@@ -30,20 +31,19 @@ class Votes:
     rows: dict[int, int] = field(default_factory=dict)
     units: dict[int, Units] = field(default_factory=dict)
     below: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
-    change: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    change: dict[int, Tensor] = field(default_factory=dict)
 
-    def add(self, s: int, units: Units, change: dict[str, Tensor]) -> None:
+    def add(self, s: int, units: Units, change: Tensor) -> None:
         """Add one row's relative changes of all scalars."""
         self.rows[s], self.units[s] = self.rows.get(s, 0) + 1, units
+        self.change[s] = torch.maximum(self.change.get(s, change), change)
+        named = split(units, change)
         for at, layer in enumerate(units.layers):
-            most = per_unit(layer, change, "amax")
-            known = self.change.get((s, at), most)
-            self.change[s, at] = torch.maximum(known, most)
             counts = self.below.setdefault((s, at), {})
-            for each in layer.slices:
-                if each.tensor in change:
-                    below = (change[each.tensor] <= float(self.thresholds[s][at])).to(torch.int32)
-                    counts[each.tensor] = below + counts.get(each.tensor, 0)
+            for name in {each.tensor for each in layer.slices}:  # units may own two of its axes
+                if name in named:
+                    below = (named[name] <= float(self.thresholds[s][at])).to(torch.int32)
+                    counts[name] = below + counts.get(name, 0)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Invariant:
         for place in np.flatnonzero(chunk.ok).tolist():
             update = chunk.update[place].abs()
             change = torch.where(update == 0, torch.zeros_like(update), update / size)
-            watched.add(s, units, split(units, change))
+            watched.add(s, units, change)
 
     def learn(self, state: State, watched: Votes) -> State:
         if not state:  # everybody trains whole models
@@ -124,11 +124,12 @@ class Invariant:
         for s, rows in watched.rows.items():
             new["rounds"][s] += 1
             threshold, first = state[f"threshold.{s}"].copy(), state[f"first.{s}"].copy()
+            changes = split(watched.units[s], watched.change[s])
             for at, layer in enumerate(watched.units[s].layers):
                 votes = {name: count / rows for name, count in watched.below[s, at].items()}
                 invariant = (per_unit(layer, votes, "amin") >= self.vote).cpu().numpy()
                 new[f"invariant.{s}.{at}"] = invariant
-                change = watched.change[s, at].double().cpu().numpy()
+                change = per_unit(layer, changes, "amax").double().cpu().numpy()
                 some = change[np.isfinite(change) & (change > 0)]
                 least = float(some.min()) if len(some) else 0.0
                 rounds = int(new["rounds"][s])

@@ -187,8 +187,9 @@ def about(study: Study, everything: list[Part], quick: bool) -> About:
         invariant={} if quick else study.invariant,
         why=study.why,
         compared=() if quick else study.compared,
+        cells=list(dict.fromkeys((part.method, part.column) for part in everything)),
+        seeds={each.name: each.seeds for each in settings},
         runs=len(everything),
-        last={each.name: each.last for each in settings},
         quick=quick,
     )
 

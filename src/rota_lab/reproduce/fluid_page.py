@@ -63,8 +63,11 @@ class About:
     """The source's percentages of invariant units."""
     why: str
     compared: tuple[Compared, ...]
+    cells: list[tuple[str, str]]
+    """Each method with each of its columns."""
+    seeds: dict[str, int]
+    """How many seeds the settings have."""
     runs: int
-    last: dict[str, int]
     quick: bool
 
     @property
@@ -117,8 +120,9 @@ Brackets show 95 % intervals of means over the seeds (Student's t). Differences 
 seed.""".splitlines()
 JUDGED = """\
 Each claim is the mean difference over the columns of its table, in points of accuracy, seed by
-seed. A verdict is Student's t-test at 5 %, with Holm's correction for all claims of the page;
-brackets are the claim's own 95 % interval."""
+seed. Where some columns have no runs, a claim names the others. A verdict is Student's t-test at
+5 %, with Holm's correction for all claims of the page; brackets are the claim's own 95 %
+interval."""
 
 
 def made_on(found: Cells) -> list[str]:
@@ -131,7 +135,7 @@ def made_on(found: Cells) -> list[str]:
 
 
 def _missing(about: About, found: Cells) -> list[str]:
-    """Which settings have not been run, and how many runs are missing."""
+    """How many runs are missing, and which seeds and cells the settings have."""
     finished = sum(len(runs) for runs in found.values())
     if finished == about.runs:
         return []
@@ -142,7 +146,22 @@ def _missing(about: About, found: Cells) -> list[str]:
         words += f" Left out, because other methods have not finished their seeds: {left} runs."
     if never:
         words += f" These settings were not run: {', '.join(never)}."
-    return [words, ""]
+    begun = [_begun(about, found, name) for name in about.settings if name not in never]
+    return [words, "", *begun, ""]
+
+
+def _begun(about: About, found: Cells, setting: str) -> str:
+    """Which seeds the tables have, and which cells have no runs."""
+    mine = [place for place in found if place[0] == setting]
+    some, number = seeds(found, mine), about.seeds[setting]
+    words = f"- {setting}: seeds {', '.join(map(str, some))} of {number}"
+    if not some:
+        words = f"- {setting}: no seed of {number} in all cells"
+    elif len(some) == number:
+        words = f"- {setting}: all {number} seeds"
+    empty = [cell for cell in about.cells if (setting, *cell) not in found]
+    names = [title(m) if c == "whole" else f"{title(m)} at {c}" for m, c in empty]
+    return words + (f"; no runs of {', '.join(names)}" if names else "")
 
 
 def complete(found: Cells) -> Cells:
@@ -173,15 +192,21 @@ def _means(
 
 
 def _statements(about: About, found: Cells, setting: str) -> list[Statement]:
+    """The claims over the columns whose runs are there; the words name these if some are not."""
     out = []
     for each in about.claims:
-        above = [(setting, *place) for place in each.above]
-        below = [(setting, *place) for place in each.below]
+        both = list(zip(each.above, each.below, strict=True))
+        there = [pair for pair in both if all(found.get((setting, *place)) for place in pair)]
+        if not there:
+            continue
+        above, below = ([(setting, *place) for place in side] for side in zip(*there, strict=True))
         some = seeds(found, above + below)
         if some:
             high, low = (_means(found, side, some, each.of) for side in (above, below))
+            names = ", ".join(column for (_, column), _ in there)
+            words = each.words if len(there) == len(both) else f"{each.words} at {names}"
             values = high - low
-            out.append(Statement(f"{setting}: {each.words}", values.tolist(), " points"))
+            out.append(Statement(f"{setting}: {words}", values.tolist(), " points"))
     return out
 
 

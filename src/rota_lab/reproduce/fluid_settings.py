@@ -170,7 +170,7 @@ LEAF = Setting(
     rounds=250,
     lr=0.004,
     batch=10,
-    seeds=20,
+    seeds=10,
     joint=True,
 )
 CIFAR = Setting(
