@@ -841,6 +841,6 @@ def test_a_group_without_memory_is_trained_in_parts(caplog: pytest.LogCaptureFix
     assert [row for result in results for row in result.row] == [4, 2, 8, 6, 1]
     found = torch.cat([result.update for result in results])
     assert torch.equal(found, group.start.params.flip(0))
-    assert "no memory for 5 rows together: going on with 3 at a time" in caplog.text
+    assert "no memory for 5 rows together: continuing with 3 at a time" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):
         in_parts(group.of(np.array([0])), lambda _: train(group), lambda *_: None)

@@ -26,7 +26,7 @@ from rota.flower.superlink import free_port
 from rota.grouping import Ifca
 from rota.plan import Task, whole
 from rota.running.check import check
-from rota.sampling import Full
+from rota.sampling import SAMPLERS, Full
 from rota.sampling.draw import everybody
 from rota.submodel import SUBMODELS, Fixed, Whole
 from rota.testing import engines
@@ -88,8 +88,10 @@ def same(one: Any, two: Any) -> bool:
         {"submodel": SUBMODELS["heterofl"]()},
         {"grouping": Ifca(groups=2), "capacity": Whole()},
         {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
+        {"sampler": SAMPLERS["mmfl-lvr"](budget=5)},
+        {"sampler": SAMPLERS["mmfl-gvr"](budget=5)},
     ],
-    ids=["parts", "quantised", "nested", "scaled", "groups", "scaffold"],
+    ids=["parts", "quantised", "nested", "scaled", "groups", "scaffold", "losses", "norms"],
 )
 def test_a_run_is_that_of_the_reference_engine(policies: Any, tmp_path: Path) -> None:
     experiment = setting(**policies)

@@ -194,7 +194,7 @@ class Batched:
 
     def losses(self, job: Job, examples: int | None = None) -> Seen:
         """Each row's mean loss over its client's training examples, or over some at random."""
-        return self.plain.losses(job, examples)
+        return self.plain.losses(job, examples, together=True)
 
     def train(self, job: Job) -> Iterator[Chunk]:
         """Train the rows of a job. Results are taken in order, and only a few groups wait."""

@@ -66,22 +66,25 @@ class Scorer:
         if device.type == "cpu":
             self.threads = ThreadPoolExecutor(cores(), "score", torch.set_num_threads, (1,))
 
-    def passes(self, s: int, sizes: Sequence[int] | Array) -> list[tuple[slice, Tensor | None]]:
+    def passes(
+        self, s: int, sizes: Sequence[int] | Array, together: bool = True
+    ) -> list[tuple[slice, Tensor | None]]:
         """Passes of task s's network over owners' examples, which lie one owner after the other.
 
-        Where an example's results depend on the others in its pass, a pass has `lengths` (see
-        `forward`), and its size does not depend on the device.
+        Owners may share a pass if they are `together`. Where an example's results depend on the
+        others in its pass, a pass has `lengths` (see `forward`), and its size does not depend on
+        the device.
         """
         if not takes_statistics(self.modules[s]):
             small = int(np.clip(WORK / max(self.flops[s], 1.0), ON_CPU, BATCH))
-            most, total = small if self.threads else BATCH, int(np.sum(sizes))
-            return [(slice(start, start + most), None) for start in range(0, total, most)]
-        lengths: list[int] = []
-        for n in sizes:  # an owner with many examples has several, nearly equal pieces
-            if n:
-                lengths += [len(piece) for piece in np.array_split(np.arange(n), -(-n // BATCH))]
-        pieces = np.array(lengths)
-        number = (np.cumsum(pieces) - pieces) // BATCH  # of the pass that a piece begins in
+            most, ends = small if self.threads else BATCH, np.cumsum(sizes)
+            runs = [(0, ends[-1])] if together else zip(ends - sizes, ends, strict=True)
+            starts = ((start, end) for begin, end in runs for start in range(begin, end, most))
+            return [(slice(start, min(start + most, end)), None) for start, end in starts]
+        # an owner with many examples has several, nearly equal pieces
+        split = (np.array_split(np.arange(n), -(-n // BATCH)) for n in sizes if n)
+        pieces = np.array([len(piece) for each in split for piece in each])
+        number = (np.cumsum(pieces) - pieces) // (BATCH if together else 1)  # of a piece's pass
         cuts = np.split(pieces, np.flatnonzero(np.diff(number)) + 1)
         passes: list[tuple[slice, Tensor | None]] = []
         end = 0

@@ -263,8 +263,11 @@ class Sequential:
         """The test losses and scores of all models, or of those with the numbers `which`."""
         return self.scorer.one_by_one(models, range(len(models)) if which is None else which)
 
-    def losses(self, job: Job, examples: int | None = None) -> Seen:
-        """Each row's mean loss over its client's training examples, or over a random part."""
+    def losses(self, job: Job, examples: int | None = None, together: bool = False) -> Seen:
+        """Each row's mean loss over its client's training examples, or over a random part.
+
+        Clients that share passes are faster `together`, but their losses are rounded otherwise.
+        """
         plan, seen = job.plan, Seen.nothing(len(job.plan))
         seen.examples[:] = 0
         for s in np.unique(plan.model).tolist():
@@ -273,7 +276,7 @@ class Sequential:
             places, sizes = self._examples(task, plan.client[rows], job.now, examples)
             try:
                 with self._guarded(task, plan.client[rows], examples is None):
-                    loss = self._means(task, places, sizes)
+                    loss = self._means(task, places, sizes, together)
             except Exception as error:  # as in `train`; one by one, we see which client fails
                 if not_a_clients(error):
                     raise
@@ -288,9 +291,19 @@ class Sequential:
         seen.loss[~known] = np.nan
         return seen
 
-    def _means(self, s: int, places: Tensor, sizes: Array) -> Array:
+    def _means(self, s: int, places: Tensor, sizes: Array, together: bool = False) -> Array:
         """The mean losses of clients; client i has the next sizes[i] places."""
-        each = self._losses(s, places, sizes).double().cpu().numpy()
+        task, module, (x, y) = self.tasks[s], self.modules[s], self.data[s]
+        places = places.to(x.device)  # which need not be the engine's
+
+        def measure(part: tuple[slice, Tensor | None]) -> Tensor:
+            here = places[part[0]]
+            return task.loss(
+                forward(module, x[here].to(self.device), part[1]), y[here].to(self.device)
+            )
+
+        passes = self.scorer.passes(s, sizes, together)
+        each = torch.cat(self.scorer.spread(s, measure, passes)).double().cpu().numpy()
         return np.asarray(np.bincount(np.repeat(np.arange(len(sizes)), sizes), each) / sizes)
 
     def _mean(self, s: int, client: int, places: Tensor) -> float:
@@ -302,19 +315,6 @@ class Sequential:
             if not_a_clients(error):
                 raise
             return float("nan")
-
-    def _losses(self, s: int, places: Tensor, sizes: Array) -> Tensor:
-        """One loss per example; client i has the next sizes[i] of them."""
-        task, module, (x, y) = self.tasks[s], self.modules[s], self.data[s]
-        places = places.to(x.device)  # which need not be the engine's
-
-        def measure(part: tuple[slice, Tensor | None]) -> Tensor:
-            here = places[part[0]]
-            return task.loss(
-                forward(module, x[here].to(self.device), part[1]), y[here].to(self.device)
-            )
-
-        return torch.cat(self.scorer.spread(s, measure, self.scorer.passes(s, sizes)))
 
     def _examples(
         self, model: int, clients: Array, now: int, most: int | None
