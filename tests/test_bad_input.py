@@ -204,6 +204,9 @@ MISTAKES = {
     ),
     "run fedavg-digits --set sampler.budget=0": "sampler.budget is 0 clients per round",
     "run fedavg-digits --set devices.gflops=0": "devices.gflops is 0.0: it must be above 0",
+    "run fedavg-digits --set server.lr=1e300": (
+        "server.lr is 1e+300: it must be above 0 and at most 1e+30"
+    ),
     "run fedavg-digits --set server.lr=-1": "server.lr is -1.0: it must be above 0",
     "run fedavg-digits --set server.momentum=-1": (
         "server.momentum is -1.0: it must be at least 0 and below 1"
@@ -677,6 +680,13 @@ class Picky:
         ),
         ([task(lr=0.0)], {}, "task 'blobs': lr is 0.0: it must be above 0"),
         ([task(lr=float("nan"))], {}, "task 'blobs': lr is nan: it must be above 0"),
+        ([task(lr_decay=1e300)], {}, "task 'blobs': lr_decay is 1e+300: it must be above 0"),
+        (
+            [task(lr_decay=10.0)],
+            {"rounds": 400},
+            "task 'blobs': lr_decay is 10: lr would be above 1e+30 after 399 times: give a number",
+        ),
+        ([task(weight_decay=1e31)], {}, "weight_decay is 1e+31: it must be at least 0, at most"),
         ([task(epochs=0)], {}, "task 'blobs': epochs is 0: it must be at least 1"),
         ([task(steps=0)], {}, "task 'blobs': steps is 0: it must be at least 1"),
         ([task(prox=-0.1)], {}, "task 'blobs': prox is -0.1: it must be at least 0"),

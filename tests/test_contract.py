@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import federation, linear
+from conftest import federation, linear, network
 from contract import Threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import rota
 from rota import loop
@@ -197,6 +199,20 @@ def test_the_limit_follows_the_norms_seen() -> None:
         Admission(times=1.0).init(1)
 
 
+class Spoiler:
+    """An engine whose replies are changed on their way."""
+
+    def __init__(self, experiment: Experiment, spoil: Callable[[Chunk, Job], Chunk]) -> None:
+        self.engine, self.spoil = make("sequential", experiment, "cpu"), spoil
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def train(self, job: Job) -> Any:
+        for chunk in self.engine.train(job):
+            yield self.spoil(chunk, job)
+
+
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("huge", [1e30, 1e20, 3e38])
 def test_huge_replies_neither_reach_models_nor_moments(
@@ -207,23 +223,76 @@ def test_huge_replies_neither_reach_models_nor_moments(
         [Task(linear, blobs, batch=5)], Full(), server=SERVERS[server](), seed=1
     )
 
-    class Spoiler:
-        def __init__(self) -> None:
-            self.engine = make("sequential", experiment, "cpu")
+    def spoil(chunk: Chunk, job: Job) -> Chunk:
+        wrong = job.plan.client[chunk.rows[0]] == 2 and job.now == 1
+        return replace(chunk, update=chunk.update * 0 + huge) if wrong else chunk
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.engine, name)
-
-        def train(self, job: Job) -> Any:
-            for chunk in self.engine.train(job):
-                wrong = job.plan.client[chunk.rows[0]] == 2 and job.now == 1
-                yield replace(chunk, update=chunk.update * 0 + huge) if wrong else chunk
-
-    state, lines = play(experiment, Spoiler())
+    state, lines = play(experiment, Spoiler(experiment, spoil))
     assert [each["client"] for each in lines[0]["failures"]] == [2]
     assert [line["failures"] for line in lines[1:]] == [[], []]
     for moment in state.policies["server"].values():
         assert torch.isfinite(moment).all()
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "fedavg", "fedvarp"])
+def test_huge_buffers_do_not_overflow_a_models(blobs: Federation, estimator: str) -> None:
+    """A running variance near the largest float, weighted, would be infinite for ever."""
+
+    def spoil(chunk: Chunk, job: Job) -> Chunk:
+        wrong = job.plan.client[chunk.rows[0]] == 2 and job.now == 1
+        return replace(chunk, buffers=chunk.buffers * 0 + 3e38) if wrong else chunk
+
+    sampler = SAMPLERS["uniform"](5, "independent")
+    policies = {"estimator": ESTIMATORS[estimator](), "rounds": 3, "seed": 2}
+    experiment = Experiment([Task(network, blobs, batch=5)], sampler, **policies)
+    state, lines = play(experiment, Spoiler(experiment, spoil))
+    assert torch.isfinite(state.models[0].buffers).all()
+    assert 2 in lines[0]["cohort"]["blobs"]
+    assert [[each["client"] for each in line["failures"]] for line in lines] == [[2], [], []]
+
+
+class Masked(nn.Linear):
+    """A mask of the least floats, whose weighted sum is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("mask", torch.tensor([0.0, torch.finfo(torch.float32).min]))
+
+
+@pytest.mark.parametrize("weights", [[0.9, 0.9], [1.0, -1.0], [0.0, 0.0]])
+def test_buffers_that_cannot_be_averaged_stay_as_they_are(
+    blobs: Federation, weights: list[float]
+) -> None:
+    class Two:
+        def init(self, shares: Any, rounds: int) -> dict[str, Any]:
+            return {}
+
+        def draw(self, state: Any, shares: Any, generator: Any) -> Plan:
+            return Plan(np.arange(2), np.zeros(2, int), np.ones(2), np.array(weights))
+
+        def observe(self, state: Any, shares: Any, plan: Any, seen: Any) -> Any:
+            return state
+
+    experiment = Experiment([Task(Masked, blobs)], Two(), rounds=2, seed=1)
+    state, lines = play(experiment, make("sequential", experiment, "cpu"), rounds=2)
+    assert state.models[0].buffers.tolist() == [0.0, torch.finfo(torch.float32).min]
+    assert [line["failures"] for line in lines] == [[], []]
+
+
+@pytest.mark.parametrize("steps", [0.0, -1.0, np.nan])
+def test_a_reply_without_a_step_fails(blobs: Federation, steps: float) -> None:
+    """Or a control, which is divided by the steps, would make all clients' updates NaN."""
+
+    def spoil(chunk: Chunk, job: Job) -> Chunk:
+        wrong = job.plan.client[chunk.rows[0]] == 2 and job.now == 1
+        return replace(chunk, steps=chunk.steps * steps) if wrong else chunk
+
+    tasks, scaffold = [Task(linear, blobs, batch=5)], ESTIMATORS["scaffold"]()
+    experiment = Experiment(tasks, Full(), scaffold, rounds=3, seed=1)
+    state, lines = play(experiment, Spoiler(experiment, spoil))
+    assert lines[0]["failures"] == [{"client": 2, "model": "blobs", "reason": "it took no step"}]
+    assert [line["failures"] for line in lines[1:]] == [[], []]
+    assert torch.isfinite(state.policies["estimator"]["common.0"]).all()
 
 
 def test_a_step_that_is_not_finite_is_not_taken(blobs: Federation) -> None:

@@ -208,8 +208,8 @@ def image(shade: float = 0.5) -> list[float]:
 
 def fuzz(folder: Path, file: str, good: bytes, load: Callable[[], Any], number: int) -> int:
     """Load damaged copies of a file: each is refused in one sentence, or is still readable."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = int(os.environ.get("ROTA_FUZZ", random.randrange(2**32)))
+    print(f"seed {seed}: to repeat it, set ROTA_FUZZ={seed}")
     generator = random.Random(seed)
     sentences = []
     for _ in range(number):

@@ -24,6 +24,8 @@ from rota.recipe.config import parse
 from rota.running.check import check
 
 RECIPES = ["fedavg-digits", "mmfl-digits", "kvib-synthetic"]
+CASES = int(os.environ.get("ROTA_CASES", "2000"))
+"""How many configurations `make test-faults` tries."""
 SECONDS = 60
 """The most that one configuration may take."""
 VALUES: list[Any] = [
@@ -227,11 +229,11 @@ def test_configurations_at_random() -> None:
 
 
 @pytest.mark.faults
-def test_two_thousand_configurations_at_random() -> None:
-    tried = fuzz(2000, every=5)
-    assert tried.refused > 1000
-    assert tried.accepted > 50
-    assert tried.played > 5
+def test_many_configurations_at_random() -> None:
+    tried = fuzz(CASES, every=5)
+    assert tried.refused > CASES / 2
+    assert tried.accepted > CASES / 40
+    assert tried.played > CASES / 400
 
 
 def test_the_command_line_takes_words_at_random(tmp_path: Any) -> None:

@@ -84,7 +84,8 @@ def admit(chunk: Chunk, job: Job, seen: Seen, most: float = np.inf) -> Chunk | N
     wrong = [reason or "" for reason in chunk.reason]
     for bad, why in (
         (~_finite(chunk, sent), NOT_FINITE),
-        (_overflows(chunk, job), "the update is too large to be added up"),
+        (_overflows(chunk, job, sent), "the update is too large to be added up"),
+        (~(chunk.steps > 0), "it took no step"),
         (chunk.norm > most, f"the update's norm is above the limit of {most:.3g}"),
     ):
         for place in np.flatnonzero(bad).tolist() if bad.any() else ():
@@ -163,15 +164,17 @@ def _finite(chunk: Chunk, model: Weights) -> Array:
     return np.asarray(fine)
 
 
-def _overflows(chunk: Chunk, job: Job) -> Array:
+def _overflows(chunk: Chunk, job: Job, model: Weights) -> Array:
     """Which rows are so large that a weighted sum over the plan, or its square, could overflow."""
-    largest = torch.finfo(chunk.update.dtype).max
-    room = (largest**0.5 if largest > 1e30 else largest / 4) / max(1, len(job.plan))
-    times = np.maximum(np.abs(job.plan.weight[chunk.rows]), 1.0)
+    largest, weight = torch.finfo(chunk.update.dtype).max, np.abs(job.plan.weight)
+    room = (largest**0.5 if largest > 1e30 else largest / 4) / len(weight)
+    times = np.maximum(weight[chunk.rows], 1.0)
     over = ~(chunk.norm * times <= room)
-    if over.any():  # the norm is only an upper bound of the largest entry
-        entry = (
-            chunk.update.abs().amax(dim=1).double().cpu().numpy() if chunk.update.shape[1] else 0
-        )
+    if over.any() and chunk.update.shape[1]:  # the norm only bounds the largest entry
+        entry = chunk.update.abs().amax(dim=1).double().cpu().numpy()
         over &= ~(entry * times <= room)
+    if chunk.buffers.shape[1]:  # a mean is a sum of weight * buffer before it is divided
+        new = chunk.buffers.masked_fill(chunk.buffers == model.buffers, 0.0)
+        most = torch.finfo(new.dtype).max / 4 / max(1.0, float(weight.sum()))
+        over |= (new.abs() > most).any(dim=1).cpu().numpy()
     return np.asarray(over)

@@ -9,7 +9,7 @@ are neither trained nor shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,26 +40,24 @@ def read(module: nn.Module) -> Weights:
     return Weights(_flat(params, params[0]), _flat([b for _, b in _buffers(module)], params[0]))
 
 
-def load(module: nn.Module, weights: Weights) -> None:
-    """Copy a state into a module."""
-    with torch.no_grad():
-        for flat, tensors in (
-            (weights.params, list(module.parameters())),
-            (weights.buffers, [b for _, b in _buffers(module)]),
-        ):
-            for tensor, piece in zip(
-                tensors, flat.split([t.numel() for t in tensors]), strict=True
-            ):
-                tensor.copy_(piece.view_as(tensor))
-
-
-def named(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
-    """The state as named tensors (views), as in the module's own state_dict."""
-    out: dict[str, Tensor] = {}
+def _pieces(module: nn.Module, weights: Weights) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """A module's tensors: the name of each, itself, and its part of a state (a view)."""
     for flat, pairs in (
         (weights.params, list(module.named_parameters())),
         (weights.buffers, _buffers(module)),
     ):
         pieces = flat.split([t.numel() for _, t in pairs])
-        out |= {name: piece.view_as(t) for (name, t), piece in zip(pairs, pieces, strict=True)}
-    return out
+        for (name, tensor), piece in zip(pairs, pieces, strict=True):
+            yield name, tensor, piece.view_as(tensor)
+
+
+def load(module: nn.Module, weights: Weights) -> None:
+    """Copy a state into a module."""
+    with torch.no_grad():
+        for _, tensor, piece in _pieces(module, weights):
+            tensor.copy_(piece)
+
+
+def named(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    """The state as named tensors (views), as in the module's own state_dict."""
+    return {name: piece for name, _, piece in _pieces(module, weights)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
@@ -26,6 +27,8 @@ from rota.running.record import same_score
 from rota.sampling import asks
 from rota.world.availability import Availability
 
+LARGE = 1e30
+"""The most that a learning rate or a factor may be: sums with it have to be floats, too."""
 LONGEST = 200
 """The most bytes of a model's file name: file systems take 255, with what is added to it."""
 
@@ -47,6 +50,12 @@ def check(experiment: Experiment) -> None:
         )
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         check_numbers(f"task '{name}': ", vars(task))
+        times = len(task.lr_steps) or experiment.rounds - 1
+        if math.log(task.lr) + times * math.log(task.lr_decay) > math.log(LARGE):
+            raise BadInput(
+                f"task '{name}': lr_decay is {task.lr_decay:g}: lr would be above {LARGE:g} after "
+                f"{times} times: give a number of at most 1"
+            )
     fit.check_sizes(experiment.tasks, experiment.names)
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         if isinstance(task.data, Federation):
@@ -150,11 +159,11 @@ def check_numbers(prefix: str, values: Mapping[str, Any]) -> None:
             f"{prefix}lr_steps is given, but lr_decay is 1: set lr_decay, for example to 0.1"
         )
     for key in ("lr", "lr_decay", "lr_local_decay", "clip"):
-        if (value := values.get(key)) is not None and not value > 0:
-            raise BadInput(f"{prefix}{key} is {value}: it must be above 0")
+        if (value := values.get(key)) is not None and not 0 < value <= LARGE:
+            raise BadInput(f"{prefix}{key} is {value}: it must be above 0 and at most {LARGE:g}")
     for key in ("prox", "weight_decay", "eps", "lr_warmup"):
-        if (value := values.get(key)) is not None and not value >= 0:
-            raise BadInput(f"{prefix}{key} is {value}: it must be at least 0")
+        if (value := values.get(key)) is not None and not 0 <= value <= LARGE:
+            raise BadInput(f"{prefix}{key} is {value}: it must be at least 0, at most {LARGE:g}")
     for key in ("momentum", "beta1", "beta2"):
         if (value := values.get(key)) is not None and not 0 <= value < 1:
             raise BadInput(f"{prefix}{key} is {value}: it must be at least 0 and below 1")

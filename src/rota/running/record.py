@@ -111,24 +111,16 @@ def is_record(line: Any, number: int) -> bool:
         return (
             line["round"] == number
             and len(models) > 0
-            and all(_whole(each["trained"]) for each in models.values())
+            and all(type(each["trained"]) is int for each in models.values())
             and all("loss" in each for each in models.values() if "accuracy" in each)
-            and all(value is None or _number(value) for value in scores)
-            and all(_number(line[key]) for key in TOTALS)
+            and all(value is None or type(value) in (int, float) for value in scores)
+            and all(type(line[key]) in (int, float) for key in TOTALS)
             and isinstance(failures, list)
             and all(each["model"] in models for each in failures)
             and all(isinstance(each["reason"], str) for each in failures)
         )
     except (AttributeError, KeyError, TypeError):
         return False
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def tested(entry: Record) -> bool:
