@@ -25,10 +25,10 @@ from rota.plan import (
     Model,
     Plan,
     Seen,
-    SubModel,
     duty,
 )
 from rota.policies import EVERYTHING, KINDS, sees
+from rota.submodel.cut import SubModel
 from rota.weights import Weights
 
 MOST = 6
