@@ -53,8 +53,7 @@ def check(experiment: Experiment) -> None:
         times = len(task.lr_steps) or experiment.rounds - 1
         if math.log(task.lr) + times * math.log(task.lr_decay) > math.log(LARGE):
             raise BadInput(
-                f"task '{name}': lr_decay is {task.lr_decay:g}: lr would be above {LARGE:g} after "
-                f"{times} times: give a number of at most 1"
+                f"task '{name}': lr_decay is {task.lr_decay:g}: lr will exceed {LARGE:g}"
             )
     fit.check_sizes(experiment.tasks, experiment.names)
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
