@@ -684,7 +684,7 @@ class Picky:
         (
             [task(lr_decay=10.0)],
             {"rounds": 400},
-            "task 'blobs': lr_decay is 10: lr will exceed 1e+30",
+            "task 'blobs': lr_decay is 10: lr grows too large",
         ),
         ([task(weight_decay=1e31)], {}, "weight_decay is 1e+31: it must be at least 0, at most"),
         ([task(epochs=0)], {}, "task 'blobs': epochs is 0: it must be at least 1"),

@@ -52,9 +52,7 @@ def check(experiment: Experiment) -> None:
         check_numbers(f"task '{name}': ", vars(task))
         times = len(task.lr_steps) or experiment.rounds - 1
         if math.log(task.lr) + times * math.log(task.lr_decay) > math.log(LARGE):
-            raise BadInput(
-                f"task '{name}': lr_decay is {task.lr_decay:g}: lr will exceed {LARGE:g}"
-            )
+            raise BadInput(f"task '{name}': lr_decay is {task.lr_decay:g}: lr grows too large")
     fit.check_sizes(experiment.tasks, experiment.names)
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         if isinstance(task.data, Federation):
