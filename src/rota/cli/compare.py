@@ -59,6 +59,14 @@ def compare(
             "--resume", help="Resume the comparison in --out. Finished runs are not run again."
         ),
     ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of runs at once. Each has its share of the cores, and of the GPUs.",
+        ),
+    ] = 1,
     track: Track = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
@@ -68,12 +76,14 @@ def compare(
     Examples:
       rota compare fedavg-digits --vary estimator=fedavg,unbiased --out runs/a
       rota compare fedavg-mnist --vary task.lr=0.05,0.1 --seeds 5 --out runs/b
+      rota compare fedavg-digits --vary sampler=kvib,full --jobs 2 --out runs/c
     """
     with loading():
         from rota import recipe as recipes
         from rota.cli import progress
         from rota.cli.summary import table
         from rota.recipe import compare as comparisons
+        from rota.track import tracker
 
     config = recipes.read(recipe, allow)
     for setting in set_:
@@ -89,25 +99,34 @@ def compare(
         )
     if not resume:
         check_folder({}, out, resume)
+    for name in track:  # whether it is installed
+        tracker(name, out)
     # a mistake in the last run should show now, not after hours
     with progress.waiting("checking the settings", still=True):
         comparisons.check_all(runs)
     if biased := comparisons.made_biased(runs):
         logging.getLogger("rota").warning(biased)
     how = {"engine": engine, "device": device, "precision": precision}
-    results, stuck = _train_all(runs, out, how, started, track)
+    if jobs > 1:
+        results, stuck, again = _train_at_once(jobs, runs, out, how, started, track, recipe, allow)
+    else:
+        results, stuck = _train_all(runs, out, how, started, track)
+        again = None
     if not results:
         last = list(stuck.values())[-1]
-        raise Stopped(1, f"all runs failed; the last one: {last}", None)
+        raise Stopped(1, f"all runs failed; the last one: {last}", again)
     report = write_page([out / result["run"] for result in results], out / "report.html")
     if as_json:
-        print_json(results)
+        told = comparisons.aggregated(runs, results)
+        for run in told["runs"]:
+            run["folder"] = str(out / run["run"])
+        print_json({**told, "report": str(report)})
     else:
         for line in [*table(results), f"report: {report}"]:
             print_line(line)
     if stuck:
         which = f"{len(stuck)} of {len(runs)} runs failed and are left out"
-        raise Stopped(1, f"{which}: {', '.join(stuck)}", None)
+        raise Stopped(1, f"{which}: {', '.join(stuck)}", again)
 
 
 def _train_all(
@@ -122,8 +141,7 @@ def _train_all(
     from rota.recipe.compare import play
     from rota.running.summary import Stuck
 
-    given = [word for word in sys.argv[1:] if word != "--resume"]
-    again = f"rota {shlex.join(given)} --resume"
+    again = _again()
     names, failed = list(runs), dict[str, str]()
 
     def one(name: str) -> dict[str, Any]:
@@ -141,3 +159,52 @@ def _train_all(
         progress.say(f"rota: {name}: {failed[name]}")
 
     return play(names, one, stuck), failed
+
+
+def _again() -> str:
+    """The command that resumes this comparison."""
+    given = [word for word in sys.argv[1:] if word != "--resume"]
+    return f"rota {shlex.join(given)} --resume"
+
+
+def _train_at_once(
+    number: int,
+    runs: dict[str, Variant],
+    out: Path,
+    how: dict[str, Any],
+    started: set[str],
+    track: list[str],
+    recipe: str,
+    allow: list[str],
+) -> tuple[list[dict[str, Any]], dict[str, str], str | None]:
+    """The same in several processes, and the command that resumes what can be resumed."""
+    from rota.cli import jobs, progress
+
+    again, failed, resumable = _again(), dict[str, str](), False
+    common = {"recipe": recipe, "allow": allow, "how": how, "track": track, "again": again}
+    todo = [
+        {
+            **common,
+            "name": name,
+            "config": variant.config,
+            "out": str(out / name),
+            "resume": name in started,
+        }
+        for name, variant in runs.items()
+    ]
+
+    def fail(name: str, why: str, can_go_on: bool) -> None:
+        nonlocal resumable
+        failed[name], resumable = why, resumable or can_go_on
+        progress.say(f"rota: {name}: {why}")
+
+    def say(name: str, line: str) -> None:
+        progress.say(f"{name}: {line}" if name else line)
+
+    try:
+        with progress.together(len(todo)) as show:
+            found = jobs.play(todo, number, show, fail, say)
+    except KeyboardInterrupt as stop:
+        raise Stopped(130, "interrupted", again) from stop
+    results = [{"run": name, **summary} for name, summary in found.items()]
+    return results, failed, again if resumable else None

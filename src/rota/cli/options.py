@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -12,14 +13,17 @@ from rota.running.choices import DEVICES, ENGINES, PRECISIONS
 from rota.track import TRACKERS
 
 
-def one_of(names: Iterable[str], *more: str) -> dict[str, Any]:
-    """An option that takes one of a few names, with a "did you mean" for a name that is close."""
+def one_of(names: Iterable[str], *more: str, like: str = "") -> dict[str, Any]:
+    """An option that takes one of a few names, with a "did you mean" for a name that is close.
+
+    `like` is a pattern of further words that it takes.
+    """
 
     def known() -> list[str]:
         return [*more, *names]
 
     def parse(word: str) -> str:
-        if word in known():
+        if word in known() or (like and re.fullmatch(like, word)):
             return word
         near = difflib.get_close_matches(word, known(), n=1, cutoff=0.8)  # 'gpu' is not 'cpu'
         hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -83,7 +87,13 @@ Allow = Annotated[
     ),
 ]
 Engine = Annotated[str, typer.Option(help="What trains the clients.", **one_of(ENGINES, "auto"))]
-Device = Annotated[str, typer.Option(help="Device to train on.", **one_of(DEVICES, "auto"))]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Device to train on; cuda:1 is the second GPU.",
+        **one_of(DEVICES, "auto", like=r"cuda:\d+"),
+    ),
+]
 Precision = Annotated[
     str,
     typer.Option(help="Precision of products; tf32 and bf16 are for GPUs.", **one_of(PRECISIONS)),

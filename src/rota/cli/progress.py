@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.control import Control
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.segment import ControlType
 from rich.text import Text
 
@@ -101,6 +101,46 @@ def rounds(title: str, total: int) -> Iterator[Callable[[Record], None]]:
                 bar.reset(task, completed=record["round"] - 1)
             last = scores(record) or last
             bar.update(task, completed=record["round"], news=f"{last}  {clients(record)}")
+
+        yield show
+
+
+@contextmanager
+def together(runs: int) -> Iterator[Callable[[str, int, Record | None], None]]:
+    """Show several runs that go on at once.
+
+    Call what this yields with a run's name, its number of rounds, and each record; None is its end.
+    """
+    screen = console()
+    if not screen.is_terminal:
+        shown: dict[str, Callable[[Record], None]] = {}
+
+        def tell(name: str, total: int, record: Record | None) -> None:
+            if record is not None:
+                shown.setdefault(name, _by_line(name, total))(record)
+
+        yield tell
+        return
+    columns = (
+        TextColumn(f"{{task.{each}}}", markup=False) for each in ("description", "fields[of]")
+    )
+    with Progress(*columns, TimeLeft(), console=screen) as bar:
+        whole, ended = bar.add_task("all runs", total=runs, of=f"0/{runs}"), 0
+        tasks, last = dict[str, TaskID](), dict[str, str]()
+
+        def show(name: str, total: int, record: Record | None) -> None:
+            nonlocal ended
+            if record is None:
+                ended += 1
+                bar.update(whole, completed=ended, of=f"{ended}/{runs}")
+                if name in tasks:
+                    bar.remove_task(tasks.pop(name))
+                return
+            now = record["round"]
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total, completed=now - 1, of="")
+            last[name] = scores(record) or last.get(name, "")
+            bar.update(tasks[name], completed=now, of=f"round {now}/{total} {last[name]}")
 
         yield show
 

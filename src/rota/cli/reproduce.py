@@ -42,7 +42,8 @@ def reproduce(
         bool, typer.Option("--estimate", help="Show how much work it is, and do none.")
     ] = False,
     device: Annotated[
-        str | None, typer.Option(help="Device to train on.", **one_of(DEVICES, "auto"))
+        str | None,
+        typer.Option(help="Device to train on.", **one_of(DEVICES, "auto", like=r"cuda:\d+")),
     ] = None,
     precision: Annotated[
         str | None,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -27,7 +28,10 @@ from rota.errors import BadInput, what_and_where
 
 if TYPE_CHECKING:
     from rota.experiment import Experiment  # which loads torch
+    from rota.running.record import Record
     from rota.running.watch import Watch
+
+Rounds: TypeAlias = "Callable[[str, int], AbstractContextManager[Callable[[Record], None]]]"
 
 
 def run(
@@ -104,11 +108,13 @@ def train(
     again: str,
     build: Callable[[dict[str, Any]], Experiment] | None = None,
     track: Sequence[str] = (),
+    rounds: Rounds | None = None,
 ) -> dict[str, Any]:
     """Train one config in its folder, show the progress, and return the summary.
 
     `how` is passed to `execute`; `again` is the command that resumes this run. `build` makes the
-    experiment, if its data are elsewhere. `track` names trackers.
+    experiment, if its data are elsewhere. `track` names trackers. `rounds` shows the rounds, by
+    default on standard error.
     """
     with loading():
         from rota import recipe as recipes
@@ -125,7 +131,7 @@ def train(
     with progress.waiting("loading the data", still=True):
         experiment = (build or recipes.build)(config)
     try:
-        with progress.rounds(title, experiment.rounds) as show:
+        with (rounds or progress.rounds)(title, experiment.rounds) as show:
             watch: Watch = [show, *tracking]
             done = execute(experiment, **how, out=out, resume=resume, config=config, watch=watch)
     except BadInput:

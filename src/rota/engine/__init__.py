@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from rota.engine.batched import Batched
+from rota.engine.machine import where
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput, did_you_mean
@@ -62,17 +63,6 @@ ENGINES: dict[str, Any] = {name: _load(place) for name, place in choices.ENGINES
 """Classes with `make(experiment, options)`, which returns an Engine."""
 
 
-def where(device: str) -> str:
-    """The name of a device that exists here; "auto" is a GPU if there is one."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device is 'cuda', but torch sees no GPU here: use --device cpu")
-    if device not in choices.DEVICES:
-        raise BadInput(f"unknown device '{device}': use cuda (a GPU), cpu, or auto")
-    return device
-
-
 def make(
     name: str | Maker, experiment: Experiment, device: str = "auto", precision: str = "fp32"
 ) -> Engine:
@@ -90,7 +80,9 @@ def make(
     if precision not in choices.PRECISIONS:
         hint = did_you_mean(precision, choices.PRECISIONS)
         raise BadInput(f"unknown precision '{precision}': {hint}")
-    if device == "cuda":  # by default torch takes tf32 for convolutions, but not for products
+    if device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(device).index or 0)
+        # by default torch takes tf32 for convolutions, but not for products
         tf32 = precision != "fp32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     autocast = torch.bfloat16 if precision == "bf16" else None

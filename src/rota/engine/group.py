@@ -30,8 +30,15 @@ class Workers:
         """On a CPU a thread per core; on a GPU one, because its work runs one after the other."""
         cuda = device.type == "cuda"
         number = 1 if cuda else cores()
-        threads = ThreadPoolExecutor(number, initializer=torch.set_num_threads, initargs=(1,))
+        threads = ThreadPoolExecutor(number, initializer=_begin, initargs=(device,))
         return cls(number, threads, torch.cuda.graph_pool_handle() if cuda else None)
+
+
+def _begin(device: torch.device) -> None:
+    """What a thread does first; a thread begins on the first GPU, whatever the others are on."""
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,15 @@ from rota.errors import BadInput, at
 from rota.hints import convert, shown
 from rota.plan import Task
 from rota.recipe import Config, registry
+from rota.report.numbers import half_width
 from rota.running.check import check
 from rota.running.summary import Stuck, Summary
+
+AGGREGATED = (
+    *("accuracy", "loss", "rounds", "seconds", "client_seconds", "bytes_up", "bytes_down"),
+    *("server_bytes", "wall_seconds"),
+)
+"""The numbers of a summary that are given over the seeds."""
 
 
 class Variant(NamedTuple):
@@ -125,6 +132,36 @@ def check_all(runs: dict[str, Variant]) -> None:
             experiment.sampler.init(experiment.shares, experiment.rounds)
         except BadInput as error:
             raise BadInput(f"the run '{name}' cannot begin: {error}") from error
+
+
+def aggregated(runs: dict[str, Variant], results: list[Summary]) -> dict[str, Any]:
+    """The runs with their settings and seeds, and for each setting its numbers over the seeds."""
+    told: list[dict[str, Any]] = []
+    settings: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    for result in results:
+        setting, seed, _ = runs[result["run"]]
+        told.append({"setting": setting, "seed": seed, **result})
+        settings.setdefault(_text(setting), (setting, []))[1].append(told[-1])
+    numbers = [
+        {
+            "setting": setting,
+            "seeds": [run["seed"] for run in some],
+            **{key: _over_seeds([run.get(key) for run in some]) for key in AGGREGATED},
+        }
+        for setting, some in settings.values()
+    ]
+    return {"runs": told, "settings": numbers}
+
+
+def _over_seeds(values: list[float | None]) -> dict[str, Any]:
+    """The values, their mean, and with three or more its 95 % interval."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return {"values": values, "mean": None, "low": None, "high": None}
+    middle = sum(known) / len(known)
+    half = half_width(known) if len(known) > 2 else None
+    low, high = (None, None) if half is None else (middle - half, middle + half)
+    return {"values": values, "mean": middle, "low": low, "high": high}
 
 
 def _text(config: Any) -> str:
