@@ -61,19 +61,16 @@ def test_the_same_bytes_in_one_process_and_in_several(tmp_path: Path) -> None:
     assert (alone.status, both.status) == (0, 0), both.err
     assert same(tmp_path / "a", tmp_path / "b")
     first, second = json.loads(alone.out), json.loads(both.out)
-    assert [run["run"] for run in first["runs"]] == [run["run"] for run in second["runs"]]
-    run = second["runs"][4]
+    assert [run["run"] for run in first] == [run["run"] for run in second]
+    run = second[4]
     assert (run["setting"], run["seed"]) == ({"estimator": "unbiased"}, 1)
     assert run["folder"] == str(tmp_path / "b" / "unbiased-seed1")
-    assert second["report"] == str(tmp_path / "b" / "report.html")
     assert run["accuracy"] == lines(Path(run["folder"]))[-1]["accuracy"]
-    setting = second["settings"][1]
-    assert (setting["setting"], setting["seeds"]) == ({"estimator": "unbiased"}, [0, 1, 2])
-    accuracy = setting["accuracy"]
-    assert accuracy["values"] == [each["accuracy"] for each in second["runs"][3:]]
+    accuracy = run["over_seeds"]["accuracy"]
+    assert accuracy["values"] == [each["accuracy"] for each in second[3:]]
     assert accuracy["mean"] == pytest.approx(sum(accuracy["values"]) / 3)
     assert accuracy["low"] < accuracy["mean"] < accuracy["high"]
-    assert accuracy == first["settings"][1]["accuracy"]
+    assert accuracy == first[3]["over_seeds"]["accuracy"]
     assert "unbiased-seed2: round 3/3" in both.err
 
 
@@ -88,7 +85,7 @@ def test_a_run_whose_process_dies_goes_on_once(tmp_path: Path) -> None:
     words = ["compare", recipe, "--vary", "sampler.times=0,1,9", "--out", tmp_path / "a"]
     told = call(*words, "--jobs", 2, "--json")
     assert told.status == 1
-    assert [run["run"] for run in json.loads(told.out)["runs"]] == ["0-seed0", "1-seed0"]
+    assert [run["run"] for run in json.loads(told.out)] == ["0-seed0", "1-seed0"]
     died = "its process was killed by signal 9"
     assert f"1-seed0: rota: {died}: the run goes on in a new one" in told.err
     assert f"rota: 9-seed0: {died}, 2 times" in told.err

@@ -117,10 +117,8 @@ def compare(
         raise Stopped(1, f"all runs failed; the last one: {last}", again)
     report = write_page([out / result["run"] for result in results], out / "report.html")
     if as_json:
-        told = comparisons.aggregated(runs, results)
-        for run in told["runs"]:
-            run["folder"] = str(out / run["run"])
-        print_json({**told, "report": str(report)})
+        told = comparisons.told(runs, results)
+        print_json([{**run, "folder": str(out / run["run"])} for run in told])
     else:
         for line in [*table(results), f"report: {report}"]:
             print_line(line)

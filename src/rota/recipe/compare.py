@@ -134,23 +134,18 @@ def check_all(runs: dict[str, Variant]) -> None:
             raise BadInput(f"the run '{name}' cannot begin: {error}") from error
 
 
-def aggregated(runs: dict[str, Variant], results: list[Summary]) -> dict[str, Any]:
-    """The runs with their settings and seeds, and for each setting its numbers over the seeds."""
-    told: list[dict[str, Any]] = []
-    settings: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+def told(runs: dict[str, Variant], results: list[Summary]) -> list[dict[str, Any]]:
+    """Each run's summary with its setting, its seed, and its setting's numbers `over_seeds`."""
+    settings: dict[str, list[Summary]] = {}
+    for result in results:
+        settings.setdefault(_text(runs[result["run"]].setting), []).append(result)
+    out = []
     for result in results:
         setting, seed, _ = runs[result["run"]]
-        told.append({"setting": setting, "seed": seed, **result})
-        settings.setdefault(_text(setting), (setting, []))[1].append(told[-1])
-    numbers = [
-        {
-            "setting": setting,
-            "seeds": [run["seed"] for run in some],
-            **{key: _over_seeds([run.get(key) for run in some]) for key in AGGREGATED},
-        }
-        for setting, some in settings.values()
-    ]
-    return {"runs": told, "settings": numbers}
+        alike = settings[_text(setting)]
+        over = {key: _over_seeds([each.get(key) for each in alike]) for key in AGGREGATED}
+        out.append({"setting": setting, "seed": seed, **result, "over_seeds": over})
+    return out
 
 
 def _over_seeds(values: list[float | None]) -> dict[str, Any]:
