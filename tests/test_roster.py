@@ -25,12 +25,12 @@ from rota.running.check import check
 from rota.sampling import Uniform
 
 SOURCE = Path(rota.__file__).parent
-SHARED = ["admission", "experiment", "loop", "plan", "policies", "probe", "weights"]
+SHARED = ["admission", "experiment", "loop", "policies", "probe", "weights"]
 SERVER = [
     *(SOURCE / f"{name}.py" for name in SHARED),
     *(
         path
-        for room in ("sampling", "estimate", "running", "world")
+        for room in ("plan", "sampling", "estimate", "running", "world")
         for path in sorted((SOURCE / room).glob("*.py"))
         if path.name != "fit.py"  # the checks of the examples themselves
     ),

@@ -341,8 +341,9 @@ def test_state_round_trip(place: Path, state: State, wall: float, config: dict[s
     read: list[dict[str, Any]] = []
     loaded = checkpoint.load(place, begun(state), read.append)
     assert loaded is not None
-    assert same(loaded.state, state)
-    assert loaded.wall_seconds == wall
+    found, seconds = loaded
+    assert same(found, state)
+    assert seconds == wall
     assert read == [config]
 
 
@@ -388,7 +389,7 @@ def test_awkward_arrays(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, state, 0.0, {})
     loaded = checkpoint.load(tmp_path, begun(state), lambda _: None)
     assert loaded is not None
-    after = loaded.state
+    after, _ = loaded
     assert same(after, state)
     assert all(array.flags.writeable for array in after.policies["sampler"].values())
     weights = after.models[0].weights
@@ -611,8 +612,9 @@ def test_a_memory_is_read_into_the_one_there_is(tmp_path: Path) -> None:
     )
     loaded = checkpoint.load(tmp_path, like, lambda _: None)
     assert loaded is not None
-    assert same(loaded.state, state)
-    assert loaded.state.policies["estimator"]["memory"].data_ptr() == held.data_ptr()
+    found, _ = loaded
+    assert same(found, state)
+    assert found.policies["estimator"]["memory"].data_ptr() == held.data_ptr()
     assert shared.tolist() == [5, 5]
 
 
