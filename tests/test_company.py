@@ -1,4 +1,4 @@
-"""Sub-models in company: samplers, several models, availability and devices, from recipes alone."""
+"""Sub-models in company: samplers, several models, groups, availability, from recipes alone."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ COMPANY = {
     "several models": ("mmfl-digits", (*INVARIANT, *UNEQUAL)),
     "several models, mmfl-kvib": ("mmfl-digits", (*INVARIANT, *UNEQUAL, "sampler=mmfl-kvib")),
     "availability": ("fluid-digits", ("availability.chance=0.7", "availability.memory=0.5")),
+    "groups": ("selective-digits", (*INVARIANT, *UNEQUAL)),
+    "groups, kvib": (
+        "selective-digits",
+        (*INVARIANT, *UNEQUAL, "sampler=kvib", "sampler.budget=6", "estimator=unbiased"),
+    ),
     "all of it": (
         "mmfl-digits",
         (
@@ -38,6 +43,7 @@ def test_invariant_dropout_runs_from_a_recipe_in_any_company(name: str, tmp_path
     assert outcome.status == 0, outcome.err
     records = lines(tmp_path / "a")
     assert not any(record["failures"] for record in records)
+    assert len(records[-1]["models"]) == (1 if recipe == "fluid-digits" else 3)
     last = sorted((tmp_path / "a" / "checkpoint").iterdir())[-1]
     state = load_file(last / "state.safetensors")
     slow = state["capacity.width"] < 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from test_cli import lines
+from test_cli import call, lines
 from test_report import make, read_all, traces_of
 
 import rota
@@ -90,6 +91,17 @@ def test_the_report_shows_one_run(tmp_path: Path) -> None:
     assert np.isclose(np.mean(units["z"]), 1 - np.mean(widths), atol=0.01)
     assert " with the whole model where the round waited for it, and " in html
     assert "accuracy against time" not in shown
+
+
+def test_fluid_digits_shows_the_stragglers_time_before_and_after(tmp_path: Path) -> None:
+    assert call("run", "fluid-digits", "--set", "rounds=6", "--out", tmp_path).status == 0
+    words = (
+        r"Client \d+ took ([\d.]+)\ss with the whole model where the round waited for it, "
+        r"and ([\d.]+)\ss with parts"
+    )
+    found = re.search(words, (tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert found
+    assert float(found[2]) < 0.8 * float(found[1])
 
 
 def test_the_report_compares_with_the_baseline(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from rota.submodel import (
     SUBMODELS,
     Exclude,
     Fixed,
+    Fjord,
     Invariant,
     Ordered,
     Stragglers,
@@ -957,6 +958,56 @@ def test_fjord_draws_widths_evenly_and_pays_for_their_mean(blobs: Federation) ->
 
     mean = np.mean([per_example("plain", width, 1) for width in (1.0, 0.5, 0.25)])
     assert per_example("nested", 1.0, 300) == pytest.approx(mean, rel=0.1)
+
+
+@pytest.mark.parametrize(("own", "narrow"), [(1.0, 0.5), (1.0, 0.25), (0.5, 0.25)])
+def test_the_own_part_teaches_narrower_ones(
+    own: float, narrow: float, blobs: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FjORD's self-distillation: one mini-batch against both parts' gradients by hand."""
+    widths = [width for width in (1.0, 0.5, 0.25) if width <= own]
+    place = widths.index(narrow)
+    monkeypatch.setattr("rota.engine.sequential.draw", lambda key, number, steps: [place] * steps)
+    job, (_, got) = rows(blobs, "distilled", [own] * 2)
+    cut = {part.width: part.cut for part in job.plan.cuts}
+    cut[1.0] = keep(UNITS, [np.arange(layer.size) for layer in UNITS.layers])
+    x, y = blobs.train.of(1)
+    key = local.row_key(0, 1, 1, 0)
+    (batch,) = batches(Task(small, blobs, batch=4, steps=1), len(y), rng.as_tensor([key])[0], 1)
+    outputs, modules = {}, {}
+    for width in (own, narrow):
+        modules[width] = build(MODULE, cut[width])
+        part = job.models[0].params[cut[width].places]
+        nn.utils.vector_to_parameters(part, modules[width].parameters())
+        outputs[width] = modules[width](x[batch])
+    right = nn.functional.one_hot(y[batch], 3)
+    taught = outputs[own].detach().softmax(1)  # no gradient flows back to the teacher
+    expected = torch.zeros(len(job.models[0].params))
+    for width, goal in ((own, right), (narrow, taught)):
+        loss = -(goal * outputs[width].log_softmax(1)).sum(1).mean()
+        parameters = list(modules[width].parameters())
+        found = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+        expected[cut[width].places] += 0.3 * found
+    torch.testing.assert_close(got.update[0], expected[cut[own].places])
+    _, (_, wide) = rows(blobs, "plain", [own] * 2)
+    _, (_, small_one) = rows(blobs, "plain", [narrow] * 2)
+    both = wide.costs.computing + small_one.costs.computing
+    assert got.costs.computing == pytest.approx(both)
+
+
+def test_self_distillation_runs_and_needs_cross_entropy(blobs: Federation) -> None:
+    given: dict[str, Any] = {
+        "estimator": FedAvg(),
+        "capacity": Fixed(sizes=(1.0, 0.5)),
+        "submodel": Fjord(distil=True),
+        "rounds": 8,
+    }
+    run = rota.run([Task(small, blobs, lr=0.1, batch=5)], Full(), **given)
+    assert run.summary["failures"] == 0
+    assert run.rounds["accuracy"][-1] > run.rounds["accuracy"][0]
+    task = Task(small, blobs, loss=lambda outputs, y: (outputs.argmax(1) - y).float() ** 2)
+    with pytest.raises(BadInput, match=r"submodel\.distil needs cross-entropy as the loss"):
+        rota.run([task], Full(), **given)
 
 
 def test_heterofl_scales_smaller_layers_in_training_alone(blobs: Federation) -> None:

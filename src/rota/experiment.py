@@ -17,7 +17,7 @@ from rota.plan import Model, Task
 from rota.policies import KINDS
 from rota.sampling import Sampler
 from rota.submodel import Capacity
-from rota.submodel.tasks import units_of
+from rota.submodel.tasks import units_of_all
 from rota.submodel.units import Units
 from rota.world.availability import Availability
 from rota.world.devices import Devices
@@ -113,7 +113,7 @@ class Experiment:
         """Each task's droppable units; empty if no client ever trains a part of a model."""
         if type(self.capacity) in (submodel.Whole, submodel.Exclude):
             return ()
-        return tuple(map(units_of, self.tasks))
+        return units_of_all(self.tasks, self.policies["submodel"])
 
     @property
     def names(self) -> list[str]:

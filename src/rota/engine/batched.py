@@ -24,7 +24,7 @@ from torch import Tensor
 from rota import rng
 from rota.arrays import Array
 from rota.channel import carry
-from rota.engine import backends, parts
+from rota.engine import backends, nested, parts
 from rota.engine.backends import Backend
 from rota.engine.bounds import strays
 from rota.engine.examples import Examples, join, upload
@@ -239,7 +239,7 @@ class Batched:
 
     def _sharing(self, job: Job) -> Iterator[tuple[Family, Array]]:
         """The rows of a job that share a network, and its family."""
-        if job.how == "nested" and job.plan.cut is not None:
+        if job.how in nested.NESTED and job.plan.cut is not None:
             return  # every mini-batch has a width of its own: the sequential engine does that
         scaled = job.how == "scaled"
         for family in self.families:

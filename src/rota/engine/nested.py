@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from rota import rng
 from rota.arrays import Array
+from rota.plan import Task
+from rota.submodel.choice import NESTED as NESTED
 from rota.submodel.cut import Cut
+
+if TYPE_CHECKING:
+    from rota.engine.sequential import Net
 
 Indices = dict[str, dict[int, Tensor]]
 """Per tensor: the indices of each axis that a part has."""
@@ -48,6 +54,7 @@ class Nested:
         self.indices = cut.indices if own is None else _inside(cut.indices, own.indices)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The narrower part's outputs."""
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         given = {name: self._slice(name, tensor) for name, tensor in tensors.items()}
         outputs: Tensor = functional_call(self.small.train(), given, (x,))
@@ -64,6 +71,40 @@ class Nested:
         for axis, index in self.indices.get(name, {}).items():
             tensor = tensor.index_select(axis, index.to(tensor.device))
         return tensor
+
+
+class Taught(Nested):
+    """A narrower part that learns from the wider one, which learns from the same mini-batch."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The narrower part's outputs; the wider part's are kept for the loss."""
+        self.wide: Tensor = self.module(x)
+        return super().__call__(x)
+
+
+def inside(how: str, small: Net, cut: Cut, own: Net, mine: Cut | None) -> tuple[Nested, float]:
+    """The forward pass of a narrower part inside of a row's own, and its FLOPs per example."""
+    if how == "distilled":
+        return Taught(small.module, cut, own.module, mine), small.flops + own.flops
+    return Nested(small.module, cut, own.module, mine), small.flops
+
+
+def loss_of(forward: Callable[[Tensor], Tensor], outputs: Tensor, y: Tensor, task: Task) -> Tensor:
+    """A mini-batch's loss, from what its forward pass returned.
+
+    With distillation it is the wider part's loss, and the cross-entropy of the narrower part's
+    outputs with the wider part's probabilities, through which no gradient flows.
+    """
+    outputs = _full(outputs)
+    if not isinstance(forward, Taught):
+        return task.loss(outputs, y).mean()
+    wide = _full(forward.wide)
+    return task.loss(wide, y).mean() + F.cross_entropy(outputs, wide.detach().softmax(1))
+
+
+def _full(outputs: Tensor) -> Tensor:
+    """Outputs of a pass in lower precision in single precision; the loss is computed in it."""
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
 def _inside(narrow: Indices, wide: Indices) -> Indices:

@@ -22,7 +22,7 @@ from rota.engine.bounds import guarded
 from rota.engine.examples import Pair, upload
 from rota.engine.flops import module_flops, step_flops
 from rota.engine.footprint import Footprint, footprint
-from rota.engine.nested import Nested, draw, scale
+from rota.engine.nested import NESTED, draw, inside, loss_of, scale
 from rota.engine.optimisers import fresh
 from rota.engine.schedule import batches
 from rota.engine.score import Score, Scorer, forward
@@ -164,14 +164,14 @@ class Sequential:
     def _forwards(self, job: Job, row: int, net: Net, key: int, steps: int) -> list[Forward]:
         """Each mini-batch's forward pass, and its FLOPs per example."""
         found: list[Forward] = [(net.module, net.flops)]
-        if job.how != "nested":
+        if job.how not in NESTED:
             return found * steps
         own, model = job.plan.held(row), int(job.plan.model[row])
         mine = None if own is None else own.cut
         for part in job.plan.cuts:
             if part.model == model and (own is None or part.width < own.width):
                 small = self.nets[net.task].of(part)
-                found.append((Nested(small.module, part.cut, net.module, mine), small.flops))
+                found.append(inside(job.how, small, part.cut, net, mine))
         return [found[place] for place in draw(key, len(found), steps)]
 
     def _start(self, job: Job, row: int) -> Weights:
@@ -223,7 +223,7 @@ class Sequential:
                 dropout.start(step)
                 with dropout if self.dropout[model] else nullcontext(), self._precision():
                     outputs = forwards[step][0](x[batch])
-                loss = task.loss(outputs.float() if self.autocast else outputs, y[batch]).mean()
+                loss = loss_of(forwards[step][0], outputs, y[batch], task)
                 optimiser.zero_grad()
                 loss.backward()
                 if task.prox:
@@ -238,7 +238,7 @@ class Sequential:
                 total += loss.detach()
         sizes = [len(batch) for batch in steps]
         flops = net.flops
-        if job.how == "nested":
+        if job.how in NESTED:
             flops = float(np.average([each for _, each in forwards], weights=sizes))
         return weights.read(module), float(total) / len(steps), len(steps), sum(sizes), flops, ""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from rota.admission import admit
 from rota.channel import address
 from rota.data.federation import Federation, Part
-from rota.engine import parts
+from rota.engine import nested, parts
 from rota.engine.score import Score
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput
@@ -183,7 +183,7 @@ class Remote:
         """What a node must know to train these rows."""
         plan, sent, own = job.plan, dict[str, bytes](), dict[str, Tensor]()
         used = sorted({int(plan.cut[row]) for row in rows} - {0}) if plan.cut is not None else []
-        if job.how == "nested":  # mini-batches train narrower parts, too
+        if job.how in nested.NESTED:  # mini-batches train narrower parts, too
             used = list(range(1, len(plan.cuts) + 1))
         place = {0: 0, **{k: i for i, k in enumerate(used, start=1)}}
         told = []

@@ -25,6 +25,7 @@ from rota.arrays import Array
 from rota.channel import address
 from rota.data.memory import total as all_memory
 from rota.engine.machine import cores
+from rota.engine.nested import NESTED
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput, what_and_where
 from rota.flower import spec, store
@@ -174,7 +175,7 @@ class Work:
             raise Refused("a client is asked to train a task that it has no data for")
         duty = Duty(*np.ones((4, len(plan))))
         how = head.get("how")
-        if how not in ("plain", "nested", "scaled"):
+        if how not in ("plain", *NESTED, "scaled"):
             raise Refused("how parts train is unknown")
         local = self._local(letter, held, plan, numbers)
         return built, Job(now, held, plan, duty, local, how=how), numbers

@@ -80,7 +80,7 @@ class Job:
     local: Local = field(default_factory=Local)
     units: tuple[Units, ...] = ()
     """Each task's droppable units, if rows may hold parts of models."""
-    how: Literal["plain", "nested", "scaled"] = "plain"
+    how: Literal["plain", "nested", "distilled", "scaled"] = "plain"
     """How parts of models train (submodel.choice.Choice)."""
     channel: Channel | None = None
     """What updates go through on their way back; None: they travel as they are."""

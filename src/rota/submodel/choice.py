@@ -17,6 +17,9 @@ from rota.arrays import Array
 from rota.plan import Model, State
 from rota.submodel.units import Layer, Units
 
+NESTED = ("nested", "distilled")
+"""The ways to train in which a mini-batch may train a narrower part than the row's own."""
+
 
 class Wanted(NamedTuple):
     """A part that is wanted: of which model, how wide, and in which round."""
@@ -41,6 +44,8 @@ class Choice(Protocol):
     - "plain": as any network (without the attribute, too)
     - "nested": each mini-batch trains a part drawn from all that are not wider than the row's own,
       each as likely as the others. A narrower part must be a part of the wider ones.
+    - "distilled": the same, and where a mini-batch trains a narrower part, the row's own part
+      trains on it, too, and its probabilities are the narrower part's targets
     - "scaled": during training the outputs of every linear layer and convolution that lost units
       are divided by the share of its units that is left
     """
@@ -70,10 +75,15 @@ class Fjord(Ordered):
     """FjORD: ordered parts, and each mini-batch trains one that is not wider than the client's own.
 
     A mini-batch's width is drawn from the widths that clients have in this round, up to the
-    client's own. Self-distillation is left out.
+    client's own. With `distil`, the client's own part learns from every mini-batch, and narrower
+    parts learn its probabilities instead of the labels (FjORD's self-distillation).
     """
 
-    trains: ClassVar[str] = "nested"
+    distil: bool = False
+
+    @property
+    def trains(self) -> str:
+        return "distilled" if self.distil else "nested"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rota import rng
 from rota.arrays import Array
 from rota.errors import BadInput
 from rota.plan import Model, Plan, State
-from rota.submodel.choice import Wanted
+from rota.submodel.choice import NESTED, Wanted
 from rota.submodel.cut import SubModel, keep
 from rota.submodel.units import Units
 
@@ -76,7 +76,7 @@ def hold(
             share = share if left is None else share / float(left[s, 0])
             parts.append(SubModel(s, width, share, cut))
     how = getattr(policies["submodel"], "trains", "plain")
-    if how == "nested":
+    if how in NESTED:
         _check_nested(parts)
     return Held(widths, tuple(parts), units, left, how)
 

@@ -1,12 +1,27 @@
-"""The droppable units of a task's network."""
+"""The droppable units of the tasks' networks."""
 
 from __future__ import annotations
 
 import torch
 
 from rota.data.roster import Roster
+from rota.errors import BadInput
 from rota.plan import Task
+from rota.plan.task import cross_entropy
+from rota.submodel.choice import Choice
 from rota.submodel.units import Units, find_units
+
+
+def units_of_all(tasks: list[Task], choice: Choice) -> tuple[Units, ...]:
+    """The units of all tasks, whose losses must suit the choice of units."""
+    distilled = getattr(choice, "trains", "plain") == "distilled"
+    for task in tasks:
+        if distilled and task.loss is not cross_entropy:
+            raise BadInput(
+                f"submodel.distil needs cross-entropy as the loss, and task '{task.name}' has "
+                "another one: set distil to false, or leave out the task's loss"
+            )
+    return tuple(map(units_of, tasks))
 
 
 def units_of(task: Task) -> Units:
