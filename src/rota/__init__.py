@@ -35,6 +35,7 @@ __all__ = [
     "grouping",
     "models",
     "partition",
+    "personal",
     "run",
     "sampling",
 ]

@@ -32,6 +32,7 @@ from rota.experiment import Experiment, State
 from rota.grouping.gets import gets
 from rota.grouping.regroup import regroup
 from rota.metrics import Meter
+from rota.personal.home import Home
 from rota.plan import Job, Model, Plan, Seen, checked
 from rota.policies import KINDS, Observing, Opening, Watching, sees, speaks
 from rota.probe import Setting, price, probe, whole_times
@@ -42,8 +43,9 @@ from rota.weights import Weights
 
 def begin(experiment: Experiment, engine: Engine) -> State:
     """The state before the first round."""
-    models, shares = engine.initial(), experiment.shares
-    opening = Opening(models, shares, experiment.rounds, experiment.seed, experiment.units)
+    tasks, units = experiment.tasks, experiment.units
+    models, shares = engine.initial()[: len(tasks)], experiment.shares
+    opening = Opening(tasks, models, shares, experiment.rounds, experiment.seed, units)
     states = {k: kind.begin(experiment.policies[k], opening) for k, kind in KINDS.items()}
     return State(0, opening.models, opening.shares, states)
 
@@ -78,7 +80,9 @@ def play(
 
     job = setting.job(plan, new["estimator"], asked)
     plan = job.plan
-    seen, sums = collect(experiment, engine, job, new)
+    home = Home(experiment, engine, new["personal"])
+    seen, sums = collect(experiment, home, job, new)
+    new["personal"] = home.kept()
     estimates, new["estimator"] = estimator.finish(new["estimator"], sums)
     models, new["server"] = apply(experiment.server, job, seen, estimates, new["server"])
     timed = whole_times(plan, seen, asked, len(models))
@@ -108,14 +112,14 @@ def play(
     scores = None
     if now % experiment.evaluate == 0 or now == experiment.rounds:
         with rng.addressed(rng.key(experiment.seed, "evaluate", now)):
-            scores = engine.evaluate(models)
+            scores = replace(home, state=new["personal"]).scores(models, state.shares, now)
     names, alike = experiment.models(models), same_score(experiment.tasks)
     totals |= gets(names, state.shares, scores, alike)
     return after, record(now, names, plan, seen, scores, totals, asked, alike)
 
 
 def collect(
-    experiment: Experiment, engine: Engine, job: Job, states: dict[str, nouns.State]
+    experiment: Experiment, home: Home, job: Job, states: dict[str, nouns.State]
 ) -> tuple[Seen, Any]:
     """Train the job's rows; returns what the server saw, and the estimator's sums.
 
@@ -127,7 +131,7 @@ def collect(
     watchers = {k: p for k, p in experiment.policies.items() if speaks(p, Watching)}
     watched = {kind: policy.watch(states[kind], job) for kind, policy in watchers.items()}
     sums = estimator.begin(states["estimator"], [model.weights for model in job.models], plan)
-    for reply in engine.train(job):
+    for reply in home.train(job):
         most = admission.limit(states["admission"], reply.model)
         chunk = admit(reply, job, seen, most)
         if chunk is None:

@@ -18,7 +18,9 @@ from rota.arrays import Array
 from rota.channel import CHANNELS
 from rota.estimate import ESTIMATORS, SERVERS
 from rota.grouping import GROUPINGS
-from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State
+from rota.personal import PERSONALS
+from rota.personal import begin as begin_personal
+from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State, Task
 from rota.sampling import SAMPLERS
 from rota.submodel import CAPACITIES, SUBMODELS
 from rota.submodel.units import Units
@@ -72,16 +74,13 @@ def sees(policy: object) -> Collection[str]:
 class Opening(NamedTuple):
     """What a policy's first state is made from."""
 
+    tasks: list[Task]
     models: list[Model]
     shares: Array
     rounds: int
     seed: int
     units: tuple[Units, ...]
     """Each task's droppable units; empty if all clients train whole models."""
-
-
-def _nothing(policy: Any, opening: Opening) -> State:
-    return {}
 
 
 def _begin_submodel(submodel: Any, at: Opening) -> State:
@@ -100,7 +99,7 @@ class Kind:
     members: Mapping[str, type]
     default: str
     methods: tuple[str, ...] = ()
-    begin: Callable[[Any, Opening], State] = _nothing
+    begin: Callable[[Any, Opening], State] = lambda policy, at: {}
     usual: str = ""
     """The member that reports need not mention."""
     about: Literal["clients", "models", "shares"] = "clients"
@@ -170,6 +169,7 @@ KINDS: dict[str, Kind] = {
             lambda grouping, at: grouping.init(at.shares),
             usual="one",
         ),
+        Kind("personal", PERSONALS, "none", ("train", "own"), begin_personal, usual="none"),
         Kind("channel", CHANNELS, "none", ("encode", "decode", "nbytes"), usual="none"),
         Kind(
             "admission",

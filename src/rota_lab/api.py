@@ -24,6 +24,7 @@ MODULES = (
     "rota.channel",
     "rota.estimate",
     "rota.grouping",
+    "rota.personal",
     "rota.policies",
     "rota.world.devices",
     "rota.engine",

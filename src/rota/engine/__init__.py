@@ -86,5 +86,7 @@ def make(
         tf32 = precision != "fp32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     autocast = torch.bfloat16 if precision == "bf16" else None
+    from rota.personal.prepare import prepared  # which needs this module
+
     maker: Maker = ENGINES[name] if isinstance(name, str) else name
-    return maker.make(experiment, Options(torch.device(device), autocast))
+    return maker.make(prepared(experiment), Options(torch.device(device), autocast))

@@ -31,18 +31,16 @@ Fresh = list[list[tuple[Array, Tensor]]]
 """A round's new vectors: for each model, a list of parts (clients, one row for each of them)."""
 
 
-def init(models: list[Weights], shares: Array, place: Place) -> Tensors:
+def init(models: list[Weights], shares: Array, place: Place, kind: str = "estimator") -> Tensors:
     """A state with memory.s [clients, parameters] of zeros for model s; `share` is d[s, i]."""
     if place not in typing.get_args(Place):
-        raise BadInput(
-            f"estimator.memory is '{place}', but it takes one of 'device', 'cpu', 'disk'"
-        )
+        raise BadInput(f"{kind}.memory is '{place}', but it takes one of 'device', 'cpu', 'disk'")
     clients = shares.shape[1]
     sizes = [clients * len(model.params) * model.params.element_size() for model in models]
-    needed = f"the estimator's memory takes {sum(sizes):,} bytes"
+    needed = f"{kind}.memory takes {sum(sizes):,} bytes"
     if place != "disk" and (place == "cpu" or models[0].params.device.type == "cpu"):
-        what = f"the estimator's memory of {clients:,} clients"
-        check_room(sum(sizes), what, "set estimator.memory to 'disk'")
+        what = f"{kind}.memory of {clients:,} clients"
+        check_room(sum(sizes), what, f"set {kind}.memory to 'disk'")
     if place == "disk":
         try:
             folder = tempfile.gettempdir()
@@ -58,11 +56,9 @@ def init(models: list[Weights], shares: Array, place: Place) -> Tensors:
     state = {}
     try:
         for s, model in enumerate(models):
-            state[f"memory.{s}"] = _zeros((clients, len(model.params)), model.params, place)
+            state[f"memory.{s}"] = _zeros((clients, len(model.params)), model.params, place, kind)
     except RuntimeError as error:
-        raise BadInput(
-            f"{needed}, too many for '{place}': set estimator.memory to 'disk'"
-        ) from error
+        raise BadInput(f"{needed}, too many for '{place}': set {kind}.memory to 'disk'") from error
     state["share"] = torch.from_numpy(shares.copy())
     return remember(state, [[] for _ in models])
 
@@ -101,7 +97,7 @@ def total(state: Tensors, s: int, factor: Tensor, like: Tensor) -> Tensor:
     return (factor.to(memory.device, memory.dtype) @ memory).to(like.device)
 
 
-def _zeros(shape: tuple[int, int], like: Tensor, place: Place) -> Tensor:
+def _zeros(shape: tuple[int, int], like: Tensor, place: Place, kind: str) -> Tensor:
     count = shape[0] * shape[1]
     if place != "disk" or not count:
         device = like.device if place == "device" else "cpu"
@@ -116,7 +112,7 @@ def _zeros(shape: tuple[int, int], like: Tensor, place: Place) -> Tensor:
         except OSError as error:
             path.unlink()
             raise BadInput(
-                f"the estimator's memory takes {nbytes:,} bytes, and {path.parent} has no room for "
+                f"{kind}.memory takes {nbytes:,} bytes, and {path.parent} has no room for "
                 f"them ({error.strerror}): set TMPDIR to a folder with room for them"
             ) from error
     mapped = torch.from_file(str(path), shared=True, size=count, dtype=like.dtype)

@@ -26,6 +26,7 @@ from rota.flower.codec import pack, unpack, vector
 from rota.flower.fleet import Answer, Ask, Fleet, number
 from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, plain
 from rota.grouping import One
+from rota.personal import Nothing
 from rota.plan import Chunk, Costs, Job, Model, Seen
 from rota.weights import Weights
 
@@ -48,6 +49,8 @@ class Remote:
         self, experiment: Experiment, fleet: Fleet, options: Options, tests: Sequence[Federation]
     ) -> None:
         fleet.rules.check()
+        if not isinstance(experiment.policies["personal"], Nothing):
+            raise BadInput("personal models are for simulations: set personal to 'none'")
         self.fleet, self.seed, self.stack = fleet, experiment.seed, ExitStack()
         pairs = zip(experiment.tasks, experiment.names, strict=True)
         self.tasks = [
