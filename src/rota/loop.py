@@ -43,9 +43,8 @@ from rota.weights import Weights
 
 def begin(experiment: Experiment, engine: Engine) -> State:
     """The state before the first round."""
-    tasks, units = experiment.tasks, experiment.units
-    models, shares = engine.initial()[: len(tasks)], experiment.shares
-    opening = Opening(tasks, models, shares, experiment.rounds, experiment.seed, units)
+    models = engine.initial()[: len(experiment.tasks)]
+    opening = Opening(experiment, models, experiment.shares, experiment.rounds)
     states = {k: kind.begin(experiment.policies[k], opening) for k, kind in KINDS.items()}
     return State(0, opening.models, opening.shares, states)
 

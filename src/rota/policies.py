@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from rota.admission import Admission
 from rota.arrays import Array
@@ -20,12 +20,15 @@ from rota.estimate import ESTIMATORS, SERVERS
 from rota.grouping import GROUPINGS
 from rota.personal import PERSONALS
 from rota.personal import begin as begin_personal
-from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State, Task
+from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State
 from rota.sampling import SAMPLERS
 from rota.submodel import CAPACITIES, SUBMODELS
-from rota.submodel.units import Units
+from rota.submodel.tasks import begin_submodel
 from rota.world.availability import Availability
 from rota.world.devices import DEVICES
+
+if TYPE_CHECKING:
+    from rota.experiment import Experiment
 
 __all__ = ["KINDS", "Kind", "Observing", "Opening", "Watching", "sees"]
 
@@ -71,20 +74,14 @@ def sees(policy: object) -> Collection[str]:
     return getattr(policy, "sees", EVERYTHING)
 
 
-class Opening(NamedTuple):
+@dataclass(frozen=True)
+class Opening:
     """What a policy's first state is made from."""
 
-    tasks: list[Task]
+    experiment: Experiment
     models: list[Model]
     shares: Array
     rounds: int
-    seed: int
-    units: tuple[Units, ...]
-    """Each task's droppable units; empty if all clients train whole models."""
-
-
-def _begin_submodel(submodel: Any, at: Opening) -> State:
-    return submodel.init([at.units[model.task] for model in at.models]) if at.units else {}
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ KINDS: dict[str, Kind] = {
             CAPACITIES,
             "whole",
             ("init", "widths", "observe"),
-            lambda capacity, at: capacity.init(at.shares, at.seed),
+            lambda capacity, at: capacity.init(at.shares, at.experiment.seed),
             usual="whole",
             about="models",
         ),
@@ -157,7 +154,7 @@ KINDS: dict[str, Kind] = {
             SUBMODELS,
             "invariant",
             ("init", "keep"),
-            _begin_submodel,
+            begin_submodel,
             usual="invariant",
             about="models",
         ),

@@ -173,8 +173,7 @@ def _begun(
 ) -> State:
     """The state with other models or shares; policies that remember the old ones begin again."""
     left = experiment.rounds - state.round
-    tasks, units = experiment.tasks, experiment.units
-    opening = Opening(tasks, models, shares, left, experiment.seed, units)
+    opening = Opening(experiment, models, shares, left)
     states = {
         k: kind.begin(experiment.policies[k], opening)
         if kind.about == "shares" or (kind.about == "models" and not kept)

@@ -53,4 +53,4 @@ PERSONALS: dict[str, type] = {
 
 def begin(personal: Personal, at: Opening) -> State:
     """The state before the first round. It belongs to tasks and clients, whatever the groups."""
-    return personal.init(at.tasks, [model.weights for model in at.models], at.shares)
+    return personal.init(at.experiment.tasks, [model.weights for model in at.models], at.shares)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from rota.data.roster import Roster
 from rota.errors import BadInput
-from rota.plan import Task
+from rota.plan import State, Task
 from rota.plan.task import cross_entropy
 from rota.submodel.choice import Choice
 from rota.submodel.units import Units, find_units
+
+if TYPE_CHECKING:
+    from rota.policies import Opening
 
 
 def units_of_all(tasks: list[Task], choice: Choice) -> tuple[Units, ...]:
@@ -31,3 +36,10 @@ def units_of(task: Task) -> Units:
     else:
         example = task.data.train.x[:2]
     return find_units(task.build(), example)
+
+
+def begin_submodel(submodel: Any, at: Opening) -> State:
+    """A choice of units before the first round; nothing if all clients train whole models."""
+    units = at.experiment.units
+    state: State = submodel.init([units[model.task] for model in at.models]) if units else {}
+    return state
