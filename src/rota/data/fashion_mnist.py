@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rota.data import idx
 from rota.data import partition as partitions
-from rota.data.federation import Federation, Partition, federate
+from rota.data.federation import Examples, Federation, Partition, federate
 
 FOLDER = "fashion-mnist"
 FILES = idx.remotes(
@@ -23,6 +23,11 @@ FILES = idx.remotes(
 )
 
 
+def read() -> tuple[Examples, Examples]:
+    """The training and the test images."""
+    return idx.images(FOLDER, FILES)
+
+
 def fashion_mnist(
     partition: Partition | None = None,
     matched_test: bool = False,
@@ -34,10 +39,9 @@ def fashion_mnist(
     x is float32 [n, 1, 28, 28] in 0..1. 100 clients share the training images evenly, unless
     `partition` says otherwise.
     """
-    parts = idx.images(FOLDER, FILES)
     return federate(
         "fashion-mnist",
-        *parts,
+        *read(),
         partition or partitions.iid(),
         classes=10,
         matched_test=matched_test,

@@ -29,6 +29,8 @@ from rota_lab.reproduce.mmfl_faults import estimate as faults_estimate
 from rota_lab.reproduce.mmfl_faults import mmfl_faults
 from rota_lab.reproduce.mmfl_table1 import estimate as mmfl_estimate
 from rota_lab.reproduce.mmfl_table1 import mmfl_table1
+from rota_lab.reproduce.personal import estimate as personal_estimate
+from rota_lab.reproduce.personal import personal
 from rota_lab.reproduce.result import Result, Row, over_seeds, table, write_page
 from rota_lab.reproduce.selective import estimate as selective_estimate
 from rota_lab.reproduce.selective import selective
@@ -63,6 +65,7 @@ REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "selective": selective,
     "worst-local-loss": worst_local_loss,
     "complexity": complexity,
+    "personal": personal,
 }
 """Name -> function of `quick`, which asks for a short version that is not at the paper's scale.
 
@@ -81,6 +84,7 @@ ESTIMATES: dict[str, Callable[..., list[str]]] = {
     "fluid-time": time_estimate,
     "selective": selective_estimate,
     "complexity": complexity_estimate,
+    "personal": personal_estimate,
 }
 """Name -> function of `only` that returns lines on how much work a reproduction is.
 
