@@ -290,6 +290,7 @@ def found(**methods: list[list[float]]) -> fluid_page.Cells:
                     "accuracy": value,
                     "client_seconds": 10.0,
                     "bytes": 2**20,
+                    "curve": {"rounds": [15, 60], "accuracy": [0.5, value]},
                     "machine": "here",
                     "precision": "fp32",
                 }
@@ -353,7 +354,33 @@ def test_columns_without_runs_are_no_part_of_a_claim() -> None:
         "small: Ordered is above Random at 0.95: -2.33 points",
         "small: Invariant is above Random at 0.95: -4.33 points",
     ]
-    assert "- small: seeds 0, 1, 2 of 40; no runs of Whole models, Random at 0.5," in result.text
+    words = "- small has 3 of 40 seeds: 0, 1, 2; no runs of Whole models, Random at 0.5,"
+    assert words in result.text
+
+
+def test_accuracy_against_costs() -> None:
+    """Methods that cost the same share a row, and a run's costs grow evenly over its 60 rounds."""
+    cells = found(
+        whole=[[0.9, 0.92]],
+        random=[[0.80, 0.81], [0.70, 0.71]],
+        ordered=[[0.82, 0.83], [0.72, 0.73]],
+        invariant=[[0.82, 0.84], [0.72, 0.74]],
+    )
+    for numbers in cells["small", "ordered", "0.95"].values():
+        numbers |= {"client_seconds": 4.0, "bytes": 2**19}
+    result = fluid_page.report(about(over_costs=True), cells)
+    assert "| whole | Whole models | 10.0 | 1.00 |" in result.text
+    assert "| 0.95 | Random, Invariant | 10.0 | 1.00 |" in result.text
+    assert "| 0.95 | Ordered | 4.00 | 0.500 |" in result.text
+    assert "| 0.5 | Random, Ordered, Invariant | 10.0 | 1.00 |" in result.text
+    seconds, sent = result.charts[-2:]
+    (line,) = (line for line in seconds.lines if line.name == "Ordered")
+    assert list(line.x) == pytest.approx([1, 4])
+    assert list(line.y) == pytest.approx([50, 82.5])
+    (line,) = (line for line in sent.lines if line.name == "Whole models")
+    assert list(line.x) == pytest.approx([0.25, 1])
+    assert list(line.y) == pytest.approx([50, 91])
+    assert len(fluid_page.report(about(), cells).charts) == len(result.charts) - 2
 
 
 def test_only_seeds_that_both_have_are_compared() -> None:

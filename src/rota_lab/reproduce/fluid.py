@@ -69,6 +69,8 @@ class Study:
     """Claims besides the order of the methods."""
     exclude: bool = False
     """Whether there is also a method that leaves stragglers out."""
+    over_costs: bool = False
+    """Whether charts show accuracy against costs; for studies of one column."""
     extra: dict[str, Choice] = field(default_factory=dict)
     """Methods that are run at the last column only, to find out why others are as they are."""
 
@@ -189,6 +191,8 @@ def about(study: Study, everything: list[Part], quick: bool) -> About:
         compared=() if quick else study.compared,
         cells=list(dict.fromkeys((part.method, part.column) for part in everything)),
         seeds={each.name: each.seeds for each in settings},
+        rounds={each.name: each.rounds for each in settings},
+        over_costs=study.over_costs,
         runs=len(everything),
         quick=quick,
     )

@@ -207,10 +207,6 @@ five phones from the device profile. Times are relative to the whole model's in 
 brackets show 95 % intervals over the repetitions (Student's t).""".splitlines()
 SHORT = """\
 **This is the short version. It shows that the reproduction runs, and is not the result.**"""
-SLOWER = 1.2
-LEFT = """\
-Parts of almost the whole width take longer than whole models: this engine trains whole models in
-its stacks, and left parts to the sequential engine when this was measured."""
 WHY = """\
 A part of width r keeps r of the units of every droppable layer. A layer between two such layers
 shrinks on both sides, so its work falls with the square of the width; a layer beside the inputs or
@@ -243,8 +239,6 @@ def report(found: dict[str, Found], quick: bool) -> Result:
             f"{phones[0].min():.2f} to {phones[0].max():.2f} s per client.",
             "",
         ]
-        if ratio[1].mean() > SLOWER:
-            lines += [*LEFT.splitlines(), ""]
         statements += _statements(name, ratio)
         lines_of = [
             Line("measured", WIDTHS, ratio.mean(axis=1).tolist(), 0),

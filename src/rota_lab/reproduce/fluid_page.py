@@ -22,7 +22,7 @@ TITLES = {
     "fjord": "FjORD",
     "heterofl": "HeteroFL",
     "rolling": "Rolling (FedRolex)",
-    "importance": "Importance (FIARSE-like)",
+    "importance": "Importance",
     "exclude": "Exclude stragglers",
     "frozen": "Same random units",
 }
@@ -67,8 +67,11 @@ class About:
     """Each method with each of its columns."""
     seeds: dict[str, int]
     """How many seeds the settings have."""
+    rounds: dict[str, int]
     runs: int
     quick: bool
+    over_costs: bool = False
+    """Whether charts show accuracy against costs."""
 
     @property
     def claims(self) -> list[Compared]:
@@ -154,11 +157,9 @@ def _begun(about: About, found: Cells, setting: str) -> str:
     """Which seeds the tables have, and which cells have no runs."""
     mine = [place for place in found if place[0] == setting]
     some, number = seeds(found, mine), about.seeds[setting]
-    words = f"- {setting}: seeds {', '.join(map(str, some))} of {number}"
-    if not some:
-        words = f"- {setting}: no seed of {number} in all cells"
-    elif len(some) == number:
-        words = f"- {setting}: all {number} seeds"
+    words = f"- {setting} has {len(some)} of {number} seeds"
+    if 0 < len(some) < number:
+        words += f": {', '.join(map(str, some))}"
     empty = [cell for cell in about.cells if (setting, *cell) not in found]
     names = [title(m) if c == "whole" else f"{title(m)} at {c}" for m, c in empty]
     return words + (f"; no runs of {', '.join(names)}" if names else "")
@@ -307,19 +308,25 @@ does."""
 
 
 def _costs(about: About, found: Cells, setting: str) -> list[str]:
-    """What the clients compute and send in a run; all methods with parts cost the same."""
-    rows: list[list[str]] = []
-    cells = [WHOLE, *((method, column) for column in about.columns for method in about.methods)]
-    for method, place in cells:
-        runs = list(found.get((setting, method, place), {}).values())
-        column = f"{title(method)}, {place}" if method == "exclude" else place
-        if runs and column not in [row[0] for row in rows]:
-            seconds = float(np.mean([run["client_seconds"] for run in runs]))
-            sent = float(np.mean([run["bytes"] for run in runs])) / 2**20
-            rows.append([column, three_digits(seconds), three_digits(sent)])
-    head = ("column", "client seconds per run", "MiB per run")
+    """What the clients compute and send in a run; methods that cost the same share a row."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for column in ["whole", *about.columns]:
+        for method in ["whole"] if column == "whole" else about.methods:
+            runs = list(found.get((setting, method, column), {}).values())
+            if runs:
+                seconds, sent = (three_digits(float(np.mean(_cost(runs, k)))) for k in COSTS)
+                rows.setdefault((column, seconds, sent), []).append(title(method))
+    head = ("column", "methods", "client seconds per run", "MiB per run")
+    body = [[column, ", ".join(names), *costs] for (column, *costs), names in rows.items()]
     words = f"Costs, on equal devices of {Devices().gflops:g} GFLOP/s:"
-    return [words, "", *grid(head, rows)]
+    return [words, "", *grid(head, body, numbers=(2, 3))]
+
+
+COSTS = {"client_seconds": "client seconds", "bytes": "MiB"}
+
+
+def _cost(runs: list[Found], kind: str) -> list[float]:
+    return [run[kind] / (2**20 if kind == "bytes" else 1) for run in runs]
 
 
 def _rows(about: About, found: Cells) -> list[Row]:
@@ -333,7 +340,27 @@ def _rows(about: About, found: Cells) -> list[Row]:
 
 
 def _charts(about: About, found: Cells, setting: str) -> list[Chart]:
-    return [*_by_column(about, found, setting), *_over_rounds(about, found, setting)]
+    out = [*_by_column(about, found, setting), *_over_rounds(about, found, setting)]
+    over = [_over_costs(about, found, setting, kind) for kind in COSTS if about.over_costs]
+    return out + [chart for chart in over if chart.lines]
+
+
+def _over_costs(about: About, found: Cells, setting: str, kind: str) -> Chart:
+    """Accuracy against what clients have computed or sent by then, in the mean over the seeds."""
+    lines: list[Line] = []
+    for method in ["whole", *about.methods]:
+        column = "whole" if method == "whole" else about.columns[0]
+        runs = list(found.get((setting, method, column), {}).values())
+        if runs and runs[0]["curve"]["rounds"]:
+            rounds = np.array(runs[0]["curve"]["rounds"])
+            x = np.mean(_cost(runs, kind)) * rounds / about.rounds[setting]
+            y = 100 * np.mean([run["curve"]["accuracy"] for run in runs], axis=0)
+            number = len(lines)
+            dashed = number // (len(COLOURS) - 1)
+            at = number % (len(COLOURS) - 1)
+            lines.append(Line(title(method), x.tolist(), y.tolist(), at, dashed))
+    words = f"{setting}: accuracy against {COSTS[kind]}"
+    return Chart(f"{setting}-{kind.replace('_', '-')}", words, COSTS[kind], "accuracy, %", lines)
 
 
 def _over_rounds(about: About, found: Cells, setting: str) -> list[Chart]:

@@ -246,8 +246,8 @@ CAPACITIES = Study(
     first="Beyond FLuID: a quarter of the clients can hold 1/64 of the model's parameters, "
     "a quarter 1/16, a quarter 1/4, and a quarter the whole model, as in FIARSE's experiments. The "
     "widths are the square roots: 1/8, 1/4, 1/2 and 1. The source's numbers are those of "
-    "FIARSE's paper for HeteroFL, FedRolex (rolling) and FIARSE itself, which keeps single "
-    "parameters instead of units.",
+    "FIARSE's paper for HeteroFL, for FedRolex beside Rolling, and for FIARSE itself beside "
+    "Importance, which keeps the units with the largest weights. FIARSE keeps single parameters.",
     settings=(
         replace(
             MANY,
@@ -289,7 +289,17 @@ CAPACITIES = Study(
         ("cifar10", "rolling", EVEN): 65.98,
         ("cifar10", "importance", EVEN): 73.75,
     },
+    compared=tuple(
+        Compared(words, ((better, EVEN),), ((worse, EVEN),))
+        for words, better, worse in (
+            ("Importance is above HeteroFL", "importance", "heterofl"),
+            ("Importance is above Rolling", "importance", "rolling"),
+            ("HeteroFL is above Ordered", "heterofl", "ordered"),
+            ("Ordered is above Exclude stragglers", "ordered", "exclude"),
+        )
+    ),
     exclude=True,
+    over_costs=True,
 )
 
 THRESHOLDS = (1, 3, 5, 7, 8, 10, 100, 180, 500, 1000, 3000)
