@@ -33,6 +33,7 @@ from rota.sampling import (
     KVibFull,
     Mabs,
     Ocs,
+    Optimistic,
     Osmd,
     OsmdAdaptive,
     Random,
@@ -61,6 +62,7 @@ UPDATES = (
 LOSSES = np.random.default_rng(1).random((2, 6))
 CLIENTS = replies.Clients.of(UPDATES, LOSSES)
 BUDGET = 3
+PROCEDURES = [{"procedure": "independent"}, {"procedure": "sequential"}]
 MORE: dict[str, list[dict[str, Any]]] = {
     "uniform": [
         {"procedure": "independent"},
@@ -68,9 +70,18 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"procedure": "sequential"},
     ],
     "proportional": [{"procedure": "independent"}, {"procedure": "sequential"}],
-    "kvib": [{"linear": True}, {"budget": 2.6}, {"theta": 0.3, "gamma": 0.02}, {"bound": 0.1}],
-    "vrb": [{"theta": 0.1, "gamma": 1.0}, {"budget": 2.6}],
-    "avare": [{"decay": 0.0}],
+    "kvib": [
+        {"linear": True},
+        {"budget": 2.6},
+        {"theta": 0.3, "gamma": 0.02},
+        {"bound": 0.1},
+        {"procedure": "multinomial"},
+    ],
+    "vrb": [{"theta": 0.1, "gamma": 1.0}, {"budget": 2.6}, *PROCEDURES],
+    "mabs": PROCEDURES,
+    "avare": [{"decay": 0.0}, *PROCEDURES],
+    "osmd": PROCEDURES,
+    "optimistic": [{"procedure": "multinomial"}, {"budget": 2.6}],
     "ocs": [{"cohort": 4}],
     "aocs": [{"cohort": 5}],
     "rpow-d": [{"candidates": 4}],
@@ -542,6 +553,7 @@ def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
             {"gamma": 1.0, "bound": 1.0},
             "sampler.gamma and sampler.bound both set the regulariser: give one of them",
         ),
+        ("vrb", {"procedure": "fixed"}, "sampler.procedure 'fixed' draws all alike: take another"),
         ("mabs", {"eta": 0.0}, "sampler.eta is 0: it must be above 0 and at most 1"),
         ("avare", {"least": 0.0}, "sampler.least is 0: it must be above 0 and at most 1"),
         ("avare", {"decay": -1.0}, "sampler.decay is -1: it must be at least 0"),
@@ -815,7 +827,8 @@ def test_kvib_feedback() -> None:
     shares = np.array([[0.5, 0.3, 0.2]])
     sampler, norms = KVib(2), np.array([2.0, 1.0, 3.0])
     state = sampler.init(shares, 100)
-    plan = Plan(np.array([0, 2]), np.zeros(2, int), np.array([0.8, 0.5]), np.array([1.0, 1.0]))
+    p = np.array([0.8, 0.5])
+    plan = Plan(np.array([0, 2]), np.zeros(2, int), p, shares[0, [0, 2]] / p)
     seen = Seen.nothing(2)
     seen.norm, seen.reason = norms[plan.client], ["", ""]
     state = sampler.observe(state, shares, plan, seen)
@@ -826,6 +839,56 @@ def test_kvib_feedback() -> None:
     assert leader.sums(state)[0] == pytest.approx(state["omega"][0] + learnt), (
         "twice the same, in two rounds"
     )
+
+
+def test_optimistic() -> None:
+    """Last norms, the largest norm for clients that were never seen, and a floor that falls."""
+    shares, sampler = np.array([[0.5, 0.3, 0.1, 0.1]]), Optimistic(2)
+    state = sampler.init(shares, 9)
+    assert sampler.rates(state, shares)[0] == pytest.approx(waterfill(shares[0], 2, 1 / 5))
+
+    def sees(state: State, clients: list[int], norms: list[float]) -> State:
+        some = np.array(clients)
+        plan = Plan(some, np.zeros(len(some), int), np.ones(len(some)), shares[0, some])
+        seen = Seen.nothing(len(some))
+        seen.norm[:], seen.reason = norms, [""] * len(some)
+        return sampler.observe(state, shares, plan, seen)
+
+    state = sees(state, [0, 2], [2.0, 4.0])
+    scores = np.array([0.5 * 2, 0.3 * 4, 0.1 * 4, 0.1 * 4])
+    assert sampler.rates(state, shares)[0] == pytest.approx(waterfill(scores, 2, 1 / 6))
+    state = sees(state, [0], [1.0])
+    assert state["norm"][0, 0] == pytest.approx(math.sqrt((2**2 + 1**2) / 2))
+    nothing = sees(sampler.init(shares, 9), [0, 1], [0.0, 0.0])
+    assert sampler.rates(nothing, shares)[0] == pytest.approx([1 / 6, 1 / 6, 5 / 6, 5 / 6])
+
+
+@given(
+    arrays(np.float64, 8, elements=st.floats(1e-3, 1e3)),
+    arrays(np.float64, 8, elements=st.floats(-2, 2)),
+    st.integers(1, 7),
+)
+def test_scores_with_errors_cost_no_more_than_their_product(
+    x: Array, error: Array, budget: int
+) -> None:
+    """sampling/adaptive/optimistic.py, 1: at most c C times the least cost."""
+    factor = np.exp(error.max() - error.min())
+    cost = (x**2 / waterfill(x * np.exp(error), budget)).sum()
+    assert cost <= factor * (x**2 / waterfill(x, budget)).sum() * (1 + 1e-9)
+
+
+@given(
+    arrays(np.float64, 8, elements=st.floats(0.01, 1)),
+    arrays(np.float64, 8, elements=st.floats(0, 1)),
+    st.integers(2, 8),
+)
+def test_hope_costs_at_most_what_is_hoped_for(d: Array, norm: Array, budget: int) -> None:
+    """sampling/adaptive/optimistic.py, 3: the cost of a round in which nothing is known."""
+    shares = (d / d.sum())[None]
+    sampler = Optimistic(budget)
+    p = sampler.rates(sampler.init(shares, 9), shares)[0]
+    x = shares[0] * norm
+    assert (x**2 / p).sum() <= norm.max() * x.sum() / (budget - 1) + (x[p == 1] ** 2).sum() + 1e-12
 
 
 def test_vrb() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from rota.arrays import Array
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw
+from rota.sampling.adaptive.optimistic import Optimistic
 from rota.sampling.bandits import Avare, Mabs, Vrb
 from rota.sampling.choice import CpowD, PowD, RpowD
 from rota.sampling.clustered import ClusteredSimilarity, ClusteredSize
@@ -17,7 +18,7 @@ from rota.sampling.kvib import KVib, KVibFull
 from rota.sampling.mmfl import Gvr, KVibPairs, Lvr, Vre
 from rota.sampling.mmfl_baselines import FedFair, Random, RoundRobin, RoundRobinServer
 from rota.sampling.ocs import Aocs, Ocs, Optimal
-from rota.sampling.osmd import Osmd, OsmdAdaptive, OsmdIndependent
+from rota.sampling.osmd import Osmd, OsmdAdaptive
 from rota.sampling.uniform import Full, Proportional, ProportionalMean, Uniform
 from rota.sampling.waterfill import waterfill
 
@@ -40,9 +41,9 @@ __all__ = [
     "Mabs",
     "Ocs",
     "Optimal",
+    "Optimistic",
     "Osmd",
     "OsmdAdaptive",
-    "OsmdIndependent",
     "PowD",
     "Proportional",
     "ProportionalMean",
@@ -109,6 +110,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "full": Full,
     "proportional": Proportional,
     "proportional-mean": ProportionalMean,
+    "optimistic": Optimistic,
     "kvib": KVib,
     "kvib-full": KVibFull,
     "optimal": Optimal,
@@ -117,7 +119,6 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "avare": Avare,
     "osmd": Osmd,
     "osmd-adaptive": OsmdAdaptive,
-    "osmd-independent": OsmdIndependent,
     "ocs": Ocs,
     "aocs": Aocs,
     "pow-d": PowD,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 from rota.sampling import draw, leader
 from rota.sampling.cohort import Cohort
-from rota.sampling.feedback import feedback, first_scale, times
+from rota.sampling.feedback import feedback, first_scale
 from rota.sampling.waterfill import fill
 
 
@@ -20,14 +20,27 @@ from rota.sampling.waterfill import fill
 class Bandit(Cohort):
     """Draws by `rates` that sum to the budget for each model, and learns from the drawn clients."""
 
-    procedure: ClassVar[draw.Procedure] = "multinomial"
+    procedure: draw.Weighted = "multinomial"
+
     needs: ClassVar[str] = "norms of the drawn clients"
     sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "one number per client on the server"
 
+    def init(self, shares: Array, rounds: int) -> State:
+        """Refuse a procedure that draws all clients alike."""
+        if self.procedure not in get_args(draw.Weighted):
+            raise BadInput(f"sampler.procedure '{self.procedure}' draws all alike: take another")
+        return super().init(shares, rounds)
+
     def rates(self, state: State, shares: Array) -> Array:
         """The expected number of draws of each pair."""
         raise NotImplementedError
+
+    def mixed(self, scores: Array, theta: Array, shares: Array) -> Array:
+        """1 - theta of the budget by the scores (for coins: as p <= 1 allows), theta evenly."""
+        if self.procedure == "independent":
+            return draw.mix(fill(scores, self.budget, shares), theta, self.budget, shares)
+        return self.budget * draw.mix(draw.restrict(scores, shares), theta, 1.0, shares)
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
@@ -35,12 +48,13 @@ class Bandit(Cohort):
 
 @dataclass(frozen=True)
 class Vrb(Bandit):
-    """Vrb: learns from the norms of drawn clients, and draws with replacement (Borsos et al. 2018).
+    """Vrb: learns from the norms of drawn clients (Borsos et al. 2018).
 
     q = (1 - theta) sqrt(omega + gamma) / sum + theta / N, with `budget` draws per round, and
-    omega_i += pi_i^2 / q_i for each draw. `theta` defaults to (N / T)^(1/3), where T is the run's
-    number of rounds, or to 0.3 where N > T (K-Vib, App. F). `gamma` defaults to G^2 N / theta if
-    `bound` gives G, a bound on pi, and otherwise to the sum of omega / (t budget) after t rounds.
+    omega_i += pi_i^2 / q_i for each draw, which is with replacement in the source. `theta` defaults
+    to (N / T)^(1/3), where T is the run's number of rounds, or to 0.3 where N > T (K-Vib, App. F).
+    `gamma` defaults to G^2 N / theta if `bound` gives G, a bound on pi, and otherwise to the sum of
+    omega / (t budget) after t rounds.
     """
 
     theta: float | None = None
@@ -54,24 +68,22 @@ class Vrb(Bandit):
         return leader.begin(shares, 1, usual, self.theta, self.gamma, self.bound)
 
     def rates(self, state: State, shares: Array) -> Array:
-        leading = draw.restrict(np.sqrt(leader.sums(state)), shares)
-        return self.budget * draw.mix(leading, state["theta"], 1.0, shares)
+        return self.mixed(np.sqrt(leader.sums(state)), state["theta"], shares)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
-        q = rates[back.model, back.client] / self.budget
-        estimate = times(plan, back, rates, shares) * back.score**2 / q
-        return leader.learn(state, back, estimate, self.budget)
+        back = feedback(shares, plan, seen.norm)
+        return leader.learn(state, back, self.budget * back.square, self.budget)
 
 
 @dataclass(frozen=True)
 class Mabs(Bandit):
-    """Mabs: exponential weights over norms of drawn clients, with replacement (Salehi et al. 2017).
+    """Mabs: exponential weights over norms of drawn clients (Salehi et al. 2017).
 
     q = (1 - eta) softmax(w) + eta / N, with `budget` draws per round, and
-    w_i += delta pi_i^2 / q_i^3 for each draw, with delta = sqrt(eta^4 ln N / (N^5 T)) / a.
-    The sources guess the scale a; here it is the mean pi^2 of the first cohort that succeeds. The
-    state keeps w, the logarithms of the weights, because the weights themselves would overflow.
+    w_i += delta pi_i^2 / q_i^3 for each draw, with delta = sqrt(eta^4 ln N / (N^5 T)) / a. Draws
+    are with replacement in the source. The sources guess the scale a; here it is the mean pi^2 of
+    the first cohort that succeeds. The state keeps w, the logarithms of the weights, because the
+    weights themselves would overflow.
     """
 
     eta: float = 0.4
@@ -91,15 +103,14 @@ class Mabs(Bandit):
     def rates(self, state: State, shares: Array) -> Array:
         highest = np.max(state["log"], axis=1, keepdims=True, where=shares > 0, initial=-np.inf)
         weight = np.exp(np.minimum(state["log"] - highest, 0.0))
-        eta = np.full(len(shares), self.eta)
-        return self.budget * draw.mix(draw.restrict(weight, shares), eta, 1.0, shares)
+        return self.mixed(weight, np.full(len(shares), self.eta), shares)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
         scale = first_scale(state["scale"], back.model, back.score**2)
         q = rates[back.model, back.client] / self.budget
-        drawn, delta = times(plan, back, rates, shares), state["delta"][back.model]
-        gain = drawn * delta * back.score**2 / q**3 / scale[back.model]
+        delta = self.budget * state["delta"][back.model]
+        gain = delta * back.square / q**2 / scale[back.model]
         log = state["log"].copy()
         log[back.model, back.client] += np.minimum(np.nan_to_num(gain), 1e100)
         return {**state, "log": log, "scale": scale}
@@ -111,7 +122,7 @@ class Avare(Bandit):
 
     In round t, q minimises sum a_i^2 / q_i subject to sum q = 1 and
     q_i >= (least + (1 - least) / t^decay) / N (K-Vib, Lemma 18), where a_i is share * norm of the
-    client's last update. So the first round is uniform. Draws are with replacement. This is our
+    client's last update (for coins: sum p = K, p <= 1). So the first round is uniform. This is our
     reading: K-Vib, App. F has p_min = 1/(5N), C = 1/(1/N - p_min) and delta = 1, and the floor
     p_min + 1/(C t^delta); no code is public. A client without a known norm counts as much as the
     client with the largest a_i.
@@ -133,8 +144,9 @@ class Avare(Bandit):
         known = ~np.isnan(scores)
         largest = np.max(scores, axis=1, keepdims=True, where=known, initial=0.0)
         floor = self.least + (1 - self.least) / state["round"].item() ** self.decay
-        guess = np.where(largest > 0, largest, 1.0)
-        return self.budget * fill(np.where(known, scores, guess), 1.0, shares, floor)
+        scores = np.where(known, scores, np.where(largest > 0, largest, 1.0))
+        whole = self.budget if self.procedure == "independent" else 1.0
+        return self.budget / whole * fill(scores, whole, shares, floor)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, seen.norm)

@@ -15,28 +15,27 @@ HUGE = 1e200
 
 
 class Feedback(NamedTuple):
-    """The pairs that succeeded, each once, and their scores; `row` is their place in the plan."""
+    """The pairs that succeeded, each once, and their scores; `row` is their place in the plan.
+
+    `square` estimates pi^2 without bias, by any procedure: weight / share * score^2, which is
+    pi^2 / p for coins, and times * pi^2 / (K q) for K draws by q.
+    """
 
     row: Array
     model: Array
     client: Array
     score: Array
+    square: Array
 
 
 def feedback(shares: Array, plan: Plan, norm: Array) -> Feedback:
     """The scores of the rows whose norm is known (failed rows have none) and can be squared."""
     with np.errstate(over="ignore"):
-        score = shares[plan.model, plan.client] * norm
+        share = shares[plan.model, plan.client]
+        score = share * norm
         row = np.flatnonzero(np.isfinite(score**2))
-    return Feedback(row, plan.model[row], plan.client[row], score[row])
-
-
-def times(plan: Plan, back: Feedback, rates: Array, shares: Array) -> Array:
-    """How often each pair was drawn, solved from weight = times * share / (draws * chance)."""
-    at, total = (back.model, back.client), rates.sum(axis=1)
-    whole = np.rint(total) / np.maximum(total, 1)  # a budget of 2.6 is three draws
-    expected = rates[at] * whole[back.model]
-    return np.asarray(np.rint(plan.weight[back.row] * expected / shares[at]))
+        square = (plan.weight / share * score**2)[row]
+    return Feedback(row, plan.model[row], plan.client[row], score[row], square)
 
 
 def matrix(shape: tuple[int, ...], plan: Plan, values: Array) -> Array:

@@ -40,7 +40,7 @@ class KVib(Bandit):
     bound: float | None = None
     linear: bool = False
 
-    procedure: ClassVar[draw.Procedure] = "independent"
+    procedure: draw.Weighted = "independent"
 
     def init(self, shares: Array, rounds: int) -> State:
         super().init(shares, rounds)
@@ -49,16 +49,16 @@ class KVib(Bandit):
 
     def rates(self, state: State, shares: Array) -> Array:
         """p~ (eq. 9)."""
-        return draw.mix(self._leader(state, shares), state["theta"], self.budget, shares)
+        return self.mixed(self._scores(state), state["theta"], shares)
 
-    def _leader(self, state: State, shares: Array) -> Array:
-        """p (Lemma 7)."""
+    def _scores(self, state: State) -> Array:
+        """sqrt(omega + gamma) (Lemma 7)."""
         scores = leader.sums(state)
-        return fill(scores if self.linear else np.sqrt(scores), self.budget, shares)
+        return scores if self.linear else np.sqrt(scores)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, seen.norm)
-        return leader.learn(state, back, back.score**2 / plan.probability[back.row], self.budget)
+        return leader.learn(state, back, back.square, self.budget)
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class KVibFull(KVib):
         return {**state, "norm": matrix(state["norm"].shape, plan, seen.norm)}
 
     def rates(self, state: State, shares: Array) -> Array:
-        return self._leader(state, shares)
+        return fill(self._scores(state), self.budget, shares)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         everybody = draw.everybody(shares)
         back = feedback(shares, everybody, state["norm"][everybody.model, everybody.client])
-        return leader.learn(state, back, back.score**2, self.budget)
+        return leader.learn(state, back, back.square, self.budget)

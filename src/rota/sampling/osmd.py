@@ -13,13 +13,13 @@ from rota.errors import BadInput
 from rota.plan import Plan, Seen, State
 from rota.sampling import draw
 from rota.sampling.bandits import Bandit
-from rota.sampling.feedback import feedback, first_scale, times
+from rota.sampling.feedback import feedback, first_scale
 from rota.sampling.waterfill import fill
 
 
 @dataclass(frozen=True)
 class Osmd(Bandit):
-    """OSMD: mirror descent on norms of drawn clients, with replacement (Zhao et al. 2022).
+    """OSMD: mirror descent on norms of drawn clients (Zhao et al. 2022).
 
     With a_i = pi_i^2 and K = budget, each draw of client i makes the step
 
@@ -30,7 +30,9 @@ class Osmd(Bandit):
         q_i <- max(alpha / N, c q_i)                     eq. 7
 
     eta = rate * K^2 alpha^3 / (N^3 a) * sqrt(ln N / (2 T)), where T is the run's number of rounds
-    and a is the largest a_i of the first cohort that succeeds.
+    and a is the largest a_i of the first cohort that succeeds. Draws are with replacement in the
+    source; with coins, it makes the same step for p = K q, and projects onto sum p = K,
+    alpha K / N <= p <= 1 (K-Vib, App. E.3).
     """
 
     alpha: float = 0.4
@@ -69,14 +71,12 @@ class Osmd(Bandit):
         return self.budget * draw.restrict(q, shares)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
-        back, rates = feedback(shares, plan, seen.norm), self.rates(state, shares)
+        back = feedback(shares, plan, seen.norm)
         scale = first_scale(state["scale"], back.model, back.score**2, np.max)
         at = (back.model, back.client)
         # a_i / (K^2 q_i), the draw's estimate of a_i / K, in units of the scale; as long as all
         # a_i are 0 there is no scale, and the estimate is 0
-        drawn = times(plan, back, rates, shares)
-        estimate = drawn * back.score**2 / (self.budget * rates[at]) / scale[back.model]
-        estimate = np.nan_to_num(estimate)
+        estimate = np.nan_to_num(back.square / self.budget / scale[back.model])
         fall = state["gamma"] * np.nan_to_num(np.sqrt(scale))
         q, trust = np.empty_like(state["q"]), state["trust"].copy()
         for new, old, eta, faith in zip(q, state["q"], state["eta"], trust, strict=True):
@@ -92,6 +92,9 @@ class Osmd(Bandit):
 
     def project(self, q: Array, old: Array) -> None:
         """The Bregman projection, in place, over each model's clients (those above 0 in `old`)."""
+        if self.procedure == "independent":
+            q[:] = fill(q, self.budget, old, self.alpha) / self.budget
+            return
         for row, owners in zip(q, old > 0, strict=True):
             if owners.all():
                 lift(row, self.alpha / len(row))
@@ -130,16 +133,3 @@ class OsmdAdaptive(Osmd):
             return 1
         ratio = 1 + 4 * (rounds - 1) * math.log(clients / self.alpha) / math.log(clients)
         return math.ceil(math.log2(ratio) / 2) + 1
-
-
-@dataclass(frozen=True)
-class OsmdIndependent(Osmd):
-    """OSMD with K-Vib's independent coins instead of draws with replacement (K-Vib, App. E.3).
-
-    It makes the same step for p = K q, and projects onto sum p = K, alpha K / N <= p <= 1.
-    """
-
-    procedure: ClassVar[draw.Procedure] = "independent"
-
-    def project(self, q: Array, old: Array) -> None:
-        q[:] = fill(q, self.budget, old, self.alpha) / self.budget

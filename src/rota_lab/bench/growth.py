@@ -37,7 +37,6 @@ OTHERS = (
     "avare",
     "osmd",
     "osmd-adaptive",
-    "osmd-independent",
     "clustered-size",
 )
 """Unbiased samplers that ask no client before they draw: measured with the most clients and the

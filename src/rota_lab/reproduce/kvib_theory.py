@@ -28,7 +28,7 @@ from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts,
 from rota_lab.reproduce.result import Result
 
 ROUNDS, BUDGET = 500, 10
-MORE = ("osmd", "osmd-adaptive", "osmd-independent")
+MORE = ("osmd", "osmd-adaptive")
 """Rivals that its paper names but does not run."""
 BUDGETS = (5, 20, 60)
 """The budgets besides BUDGET."""

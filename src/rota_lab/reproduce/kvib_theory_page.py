@@ -27,7 +27,6 @@ TITLES = {
     "avare": "Avare",
     "osmd": "OSMD",
     "osmd-adaptive": "adaptive OSMD",
-    "osmd-independent": "independent OSMD",
 }
 
 Pick = Callable[[Found], list[float]]
