@@ -30,6 +30,7 @@ from rota.running.run import Interrupted, Run, execute
 from rota.sampling import SAMPLERS, Full
 from rota.submodel import Fixed
 from rota.world.availability import Availability
+from rota.world.drift import Drift
 
 THIRDS = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 SIZES = [5, 12, 7, 9, 8, 6, 10, 4, 11, 7, 9, 6]
@@ -530,3 +531,80 @@ def test_a_report_shows_groups_that_come_later(tmp_path: Path) -> None:
     assert '<th scope="col">Worst client</th>' in both
     assert "cfl: who was grouped with whom" in both
     assert "one: who was grouped with whom" not in both
+
+
+# ---- data that drift
+
+
+def test_clients_that_move_have_each_others_data() -> None:
+    data, drift = three_ways().federation, Drift(every=4)
+    of, moved = drift.sources(data.train.sizes, 0, 1), drift.data(data, 0, 1)
+    assert sorted(of) == list(range(9))
+    assert (of != np.arange(9)).all()
+    for client, source in enumerate(of):
+        for part in ("train", "test"):
+            for mine, theirs in zip(
+                getattr(moved, part).of(client), getattr(data, part).of(source), strict=True
+            ):
+                assert torch.equal(mine, theirs)
+    few = Drift(every=4, share=0.3).sources(data.train.sizes, 0, 1)
+    assert np.count_nonzero(few != np.arange(9)) == 3
+    twice = drift.sources(data.train.sizes, 0, 2)
+    assert sorted(twice) == list(range(9))
+    assert not np.array_equal(twice, of)
+    assert [drift.phase(now) for now in (1, 4, 5, 8, 9)] == [0, 0, 1, 1, 2]
+
+
+def test_clients_of_other_sizes_keep_their_sizes() -> None:
+    data = blobs()
+    of, moved = Drift(every=1).sources(data.train.sizes, 0, 3), Drift(every=1).data(data, 0, 3)
+    assert moved.train.sizes.tolist() == SIZES
+    assert moved.test is data.test
+    for client, source in enumerate(of):
+        mine, theirs = moved.train.of(client)[0], data.train.of(source)[0]
+        assert all(torch.equal(x, theirs[k % len(theirs)]) for k, x in enumerate(mine))
+
+
+def test_clients_whose_data_drift_are_grouped_anew() -> None:
+    task, drift = three_ways(), Drift(every=10)
+    once, anew = (
+        rota.run([task], Full(), rounds=20, grouping=Selective(every=every), drift=drift)
+        for every in (None, 10)
+    )
+    labels = drift.data(task.federation, 0, 1).train.label_counts(10).argmax(axis=1)
+    kind = np.searchsorted([4, 7], labels, side="right")
+    assert not agree(kind, np.repeat([0, 1, 2], 3))
+    of = np.full(9, -1)
+    for g, some in enumerate(members(anew)):
+        of[some] = g
+    assert agree(of, kind), "the groups are those of the new data"
+    assert members(once) == THIRDS
+    told = [[r["own_mean"] for r in run.records] for run in (once, anew)]
+    assert told[0][:10] == told[1][:10]
+    assert told[1][-1] > told[0][-1] + 0.05
+
+
+def test_a_drifting_run_resumes_on_the_data_of_its_round(tmp_path: Path) -> None:
+    def play(out: Path, **how: Any) -> None:
+        drift = Drift(every=2, share=0.5)
+        rota.run([small()], SAMPLERS["uniform"](4), rounds=6, drift=drift, out=out, **how)  # type: ignore[call-arg]
+
+    play(tmp_path / "whole")
+    for number in (3, 4):
+        out = tmp_path / f"{number}"
+        with pytest.raises(Interrupted):
+            play(out, watch=stop_after(number, KeyboardInterrupt()))
+        play(out, resume=True)
+        assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (Drift(every=0), r"drift\.every is 0: it must be at least 1"),
+        (Drift(every=1, share=0), r"drift\.share is 0: it must be above 0 and at most 1"),
+    ],
+)
+def test_drifts_that_make_no_sense_are_refused(wrong: Drift, complaint: str) -> None:
+    with pytest.raises(rota.BadInput, match=complaint):
+        rota.run([small()], Full(), rounds=1, drift=wrong)

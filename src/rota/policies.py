@@ -26,6 +26,7 @@ from rota.submodel import CAPACITIES, SUBMODELS
 from rota.submodel.tasks import begin_submodel
 from rota.world.availability import Availability
 from rota.world.devices import DEVICES
+from rota.world.drift import Drift
 
 if TYPE_CHECKING:
     from rota.experiment import Experiment
@@ -166,6 +167,7 @@ KINDS: dict[str, Kind] = {
             lambda grouping, at: grouping.init(at.shares),
             usual="one",
         ),
+        Kind("drift", {"drift": Drift}, "drift", ("phase", "data")),
         Kind("personal", PERSONALS, "none", ("train", "own"), begin_personal, usual="none"),
         Kind("channel", CHANNELS, "none", ("encode", "decode", "nbytes"), usual="none"),
         Kind(

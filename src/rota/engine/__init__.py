@@ -16,6 +16,7 @@ from rota.engine.sequential import Sequential
 from rota.errors import BadInput, did_you_mean
 from rota.plan import Chunk, Job, Model, Seen
 from rota.running import choices
+from rota.world.drift import Drifting
 
 if TYPE_CHECKING:
     from rota.experiment import Experiment
@@ -89,4 +90,7 @@ def make(
     from rota.personal.prepare import prepared  # which needs this module
 
     maker: Maker = ENGINES[name] if isinstance(name, str) else name
-    return maker.make(prepared(experiment), Options(torch.device(device), autocast))
+    options = Options(torch.device(device), autocast)
+    if experiment.policies["drift"].every is None:
+        return maker.make(prepared(experiment), options)
+    return Drifting(lambda each: maker.make(prepared(each), options), experiment)

@@ -38,6 +38,8 @@ def prepared(experiment: Experiment) -> Experiment:
                 f"{name}, but task '{named}' has one test set for all clients: set "
                 "data.matched_test to true, so that each client has its own"
             )
+    if experiment.policies["drift"].every is not None:
+        raise BadInput(f"{name}, but drift.every is given: leave out one of the two")
     if personal.layers:
         _check_heads(experiment, name)
     further = [personal.work(task) for task in experiment.tasks]
