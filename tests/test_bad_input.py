@@ -634,6 +634,22 @@ class Picky:
             {},
             "task 'blobs': the model gives a tuple: it must give one tensor",
         ),
+        (
+            [
+                task(
+                    model=lambda: nn.Sequential(
+                        nn.Flatten(), nn.ReLU(inplace=True), linear((4,), 3)
+                    )
+                )
+            ],
+            {},
+            "task 'blobs': the model changes its inputs in place: let it make new tensors, such as",
+        ),
+        (
+            [task(loss=lambda o, t: nn.functional.cross_entropy(o, t.mul_(1), reduction="none"))],
+            {},
+            "task 'blobs': the loss changes its targets in place: let it make new tensors",
+        ),
         ([task(model=frozen)], {}, "task 'blobs': the model has no parameters to train"),
         (
             [task(loss=nn.CrossEntropyLoss())],

@@ -28,10 +28,11 @@ from rota.engine.rules import Unbatchable
 from rota.engine.schedule import batches, examples_of, grid, local_steps, widths
 from rota.engine.stack import active
 from rota.engine.steps import Steps
-from rota.engine.trials import same_gradient
+from rota.engine.trials import same_step
 from rota.experiment import Experiment
 from rota.models import MODELS
 from rota.plan import Chunk, Local, Model, Plan, Task, whole
+from rota.running.check import check
 from rota.submodel.choice import Random, Wanted
 from rota.submodel.cut import SubModel, keep
 from rota.submodel.units import find_units
@@ -383,7 +384,43 @@ class Unused(nn.Linear):
         self.spare = nn.Parameter(torch.ones(5))
 
 
+class Following(nn.Linear):
+    """Keeps a moving average of its inputs, which no gradient shows."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x)
+
+
+class Slowing(nn.Linear):
+    """Numbers its mini-batches, and learns less from each."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("number", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.number += 1
+        return super().forward(x) / (1 + self.number)
+
+
+class Foreign(nn.Linear):
+    """Leaves torch on its way, so nothing can be counted without values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.from_numpy(2 * x.numpy()))
+
+
 ODD = {
+    "following": (Following, "changes a buffer in another way than BatchNorm does"),
+    "slowing": (Slowing, "counts mini-batches, or remembers something else of them"),
+    "foreign": (lambda: Foreign(4, 3), "has an operation that is only known for one client"),
     "mixing": (lambda: Mixing(4, 3), "mixes the examples of a mini-batch"),
     "counting": (lambda: Counting(4, 3), "decides by its values what to compute"),
     "frozen": (frozen, "has frozen parameters"),
@@ -408,8 +445,57 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_said(
     models = plain.initial()
     one, two = (collect(engine, models, pairs([0, 3])) for engine in (plain, fast))
     assert all(torch.equal(one[row][0], two[row][0]) for row in one)
+    assert all(torch.equal(one[row][1], two[row][1]) for row in one)
     still = {"frozen": slice(0, 25), "unused": slice(15, 20)}.get(kind, slice(0, 0))
     assert all(not update[still].any() and update.any() for update, *_ in one.values())
+
+
+class Again(nn.Module):
+    """One BatchNorm layer that is used three times, after nothing is kept of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.gone = nn.Dropout(1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(self.norm(x)) + self.gone(x))
+        out: torch.Tensor = self.last(self.norm(x.tanh()))
+        return out
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_layer_that_is_used_again_has_statistics_of_all_its_inputs(
+    native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROTA_NATIVE", native)
+    data = federation(SIZES)
+    parts = (replace(part, x=part.x.double()) for part in (data.train, data.test))
+    task = Task(lambda: Again().double(), Federation("d", *parts, 3), batch=7, epochs=2)
+    plain, fast = (make(name, Experiment([task]), "cpu") for name in ("sequential", "batched"))
+    assert isinstance(fast, Batched)
+    assert fast.families
+    models = plain.initial()
+    one, two = (collect(engine, models, pairs([0, 3])) for engine in (plain, fast))
+    for row, (update, buffers, chunk) in one.items():
+        assert not chunk.reason[0]
+        torch.testing.assert_close(two[row][0], update)
+        torch.testing.assert_close(two[row][1], buffers)
+
+
+@pytest.mark.parametrize("engine", HERE)
+def test_training_does_not_change_the_data(engine: str) -> None:
+    """Not even with a first layer that works in place."""
+    data = federation(SIZES)
+    before = data.train.x.clone()
+    for first in (nn.Dropout(0.5, inplace=True), nn.Flatten()):
+        task = Task(lambda f=first: nn.Sequential(f, nn.Linear(4, 3)), data, batch=7)
+        what = Experiment([task])
+        check(what)
+        machine = make(engine, what, "cpu")
+        collect(machine, machine.initial(), pairs([0, 3]))
+        machine.evaluate(machine.initial())
+    assert torch.equal(data.train.x, before)
 
 
 @pytest.mark.parametrize("spoilt", [0, 2, 3])
@@ -418,14 +504,14 @@ def test_a_trial_that_rounding_spoils_is_repeated(
 ) -> None:
     seen: list[list[int]] = []
 
-    def compare(steps: Any, found: torch.Tensor, pick: torch.Tensor, key: torch.Tensor) -> None:
-        seen.append(pick.tolist())
+    def compare(*given: Any) -> None:
+        seen.append(given[3].tolist())
         if len(seen) <= spoilt:
             raise Unbatchable("a ReLU was turned")
-        same_gradient(steps, found, pick, key)
+        same_step(*given)
 
     for module in (trials, native):
-        monkeypatch.setattr(module, "same_gradient", compare)
+        monkeypatch.setattr(module, "same_step", compare)
     fast = make(
         "batched", Experiment([Task(linear, federation(SIZES), batch=7, momentum=0.5)]), "cpu"
     )

@@ -155,7 +155,7 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
             f"task '{name}': the targets are real numbers, and accuracy is for classes: give "
             f"score {OUTPUTS} -(outputs - targets) ** 2, or give class labels as whole numbers"
         )
-    x, y = data.train.x[:2].clone(), data.train.y[:2].clone()  # a model may change them in place
+    x, y = data.train.x[:2].clone(), data.train.y[:2].clone()
     misfit = f"task '{name}': the model does not fit examples of shape {data.shape}"
     try:
         _refuse_lazy(task.model)  # which cannot always be copied
@@ -173,6 +173,7 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
             outputs = module(x)
     except Exception as error:
         raise BadInput(f"{misfit}: {first_line(error)}") from error
+    _refuse_changed(x, f"task '{name}': the model changes its inputs")
     if not isinstance(outputs, Tensor):
         raise BadInput(
             f"task '{name}': the model gives a {type(outputs).__name__}: it must give one tensor"
@@ -204,7 +205,15 @@ def _check_measures(task: Task, name: str, place: str, outputs: Tensor, y: Tenso
         used = lookups.find(partial(measure, outputs), y)
         with at(place):
             _check_lookups(task.federation, "y", used.lookups, what)
-        _check_measure(f"task '{name}': the {what}", measure, outputs, y)
+        targets = y.clone()
+        _check_measure(f"task '{name}': the {what}", measure, outputs, targets)
+        _refuse_changed(targets, f"task '{name}': the {what} changes its targets")
+
+
+def _refuse_changed(values: Tensor, who: str) -> None:
+    """Refuse what would change the data: every test would be on other examples."""
+    if values._version:
+        raise BadInput(f"{who} in place: let it make new tensors, such as x = x * 2 for x *= 2")
 
 
 def _refuse_lazy(module: object) -> None:

@@ -29,11 +29,12 @@ def footprint(task: Task, build: Callable[[], nn.Module], x: Tensor) -> Footprin
     The fixed part is the weights, their gradients, and the local optimiser's moments. The part of
     each example is what the forward pass saves for the backward pass.
     """
-    pair = x[:1].expand(2, *x.shape[1:])  # BatchNorm may refuse to train on a single example
+    # BatchNorm may refuse to train on a single example
+    pair = x[:1].repeat(2, *[1] * (x.dim() - 1))
     try:
         module = build().train().to("meta")
         saved = _saved(module, pair.to("meta"))
-    except (RuntimeError, NotImplementedError):  # the forward pass makes tensors on a real device
+    except Exception:  # the forward pass needs values, or makes tensors on a real device
         module = build().train()
         saved = _saved(module, pair)
     params = sum(each.nbytes for each in module.parameters())

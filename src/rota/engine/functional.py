@@ -31,7 +31,7 @@ class Functional(local.Dropout):
         self.start(step)
         self.address = (key, step) if on_gpu(mask) else None
         self.mask = mask
-        self.changed: list[tuple[Tensor, Tensor]] = []
+        self.changed: dict[Tensor, Tensor] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -101,8 +101,8 @@ class Functional(local.Dropout):
         # a row that has finished has no real examples, and keeps its statistics
         pace = (self.mask.sum() > 0).to(running_mean.dtype) * momentum
         for running, now in ((running_mean, mean), (running_var, unbiased)):
-            new = torch.lerp(running, now.detach().to(running.dtype), pace)
-            self.changed.append((running, new))
+            before = self.changed.get(running, running)  # a layer may be used several times
+            self.changed[running] = torch.lerp(before, now.detach().to(running.dtype), pace)
 
 
 class Forward(TorchFunctionMode):

@@ -84,7 +84,7 @@ class Dropout(TorchFunctionMode):
         self.calls += 1
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if channels else input.shape
         kept = self.draw(math.prod(shape))
-        return input * (kept >= p).view(shape).to(input.dtype) / (1 - p)
+        return input * (kept >= p).view(shape).to(input.dtype) / ((1 - p) or 1)
 
 
 _WHOLE_CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d}

@@ -92,8 +92,8 @@ class Sequential:
         self.dropout, self.least = [], []
         with guarded(device):
             for module, (x, _) in zip(self.modules, self.data, strict=True):
-                self.dropout.append(local.uses_dropout(module, x[:2].to(device)))
-                self.least.append(local.smallest_batch(module, x[:1].to(device)))
+                self.dropout.append(local.uses_dropout(module, x[:2].clone().to(device)))
+                self.least.append(local.smallest_batch(module, x[:1].clone().to(device)))
         kinds = {(id(task.model), id(task.data)): task for task in tasks}
         flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
         self.flops = [flops[id(task.model), id(task.data)] for task in tasks]

@@ -146,10 +146,7 @@ def trace(
             outputs = functional_call(module, given, (x,), tie_weights=False)
         losses = task.loss(outputs.float() if autocast else outputs, y)
         total = (losses * weight).sum()
-        new = [
-            next((after for before, after in mode.changed if before is old), old) for old in held
-        ]
-        return total, (new, total.detach())
+        return total, ([mode.changed.get(old, old) for old in held], total.detach())
 
     def step(*flat: Tensor) -> list[Tensor]:
         n, m = len(params.names), len(params.names) + len(buffers.names)

@@ -6,9 +6,10 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rota import weights
 from rota.engine import local
@@ -76,7 +77,7 @@ def verify(steps: Steps, width: int) -> None:
         with whole_precision(steps.x.is_cuda):
             stack.advance(2, steps.x[both], steps.y[both], weight)
             found = start.params - stack.theta if stack.fused else stack.gradient
-            same_gradient(steps, found, pick[:real], stack.key[0])
+            same_step(steps, found, stack.buffers, pick[:real], stack.key[0])
 
     for fused in (True, False) if steps.plain else (False,):
         repeated(partial(trial, Stack(steps, 2, width, fused)))
@@ -114,10 +115,14 @@ def half(width: int) -> int:
     return min(width, max(2, width // 2))
 
 
-def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> None:
-    """Compare gradients [rows, params] with autograd's on the examples `pick`, in a first step."""
+def same_step(steps: Steps, found: Tensor, buffers: Tensor, pick: Tensor, key: Tensor) -> None:
+    """Compare gradients [rows, params], and the new buffers, with autograd's in a first step.
+
+    The step is on the examples `pick`.
+    """
     module = copy.deepcopy(steps.module).train()
     rounded = torch.autocast(steps.x.device.type, steps.autocast, enabled=bool(steps.autocast))
+    start, off = weights.read(module).buffers, ROUGH if steps.autocast else TOLERANCE
     try:
         with local.Dropout(key), rounded:
             outputs = module(steps.x[pick])
@@ -129,5 +134,26 @@ def same_gradient(steps: Steps, found: Tensor, pick: Tensor, key: Tensor) -> Non
         raise Unbatchable("has unused parameters")  # no optimiser decays these
     plain = torch.cat([g.flatten() for g in gradient])
     apart = float((found - plain).norm() / (plain.norm() * len(found) ** 0.5).clamp(min=1e-12))
-    if not apart < (ROUGH if steps.autocast else TOLERANCE):
+    if not apart < off:
         raise Unbatchable(f"has another gradient when clients are stacked ({apart:.1%} off)")
+    after = weights.read(module).buffers
+    if len(after):
+        change = float((after - start).nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if not torch.allclose(buffers, after.expand_as(buffers), off, off * change, True):
+            raise Unbatchable("changes a buffer in another way than BatchNorm does")
+    before = _remembered(module)
+    with torch.no_grad(), local.Dropout(key), rounded:
+        module(steps.x[pick])
+    if _remembered(module) != before:
+        raise Unbatchable("counts mini-batches, or remembers something else of them")
+
+
+def _remembered(module: nn.Module) -> list[Any]:
+    """A module's integer buffers, apart from BatchNorm's, and plain values of its parts."""
+    found: list[Any] = []
+    for part in module.modules():
+        found += [v for v in vars(part).values() if isinstance(v, bool | int | float | str)]
+        if not isinstance(part, nn.modules.batchnorm._BatchNorm):
+            held = (b for b in part.buffers(recurse=False) if not b.is_floating_point())
+            found += [buffer.tolist() for buffer in held]
+    return found

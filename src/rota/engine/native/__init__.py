@@ -42,7 +42,7 @@ from rota.engine.native.structures import (
 from rota.engine.native.translate import translate
 from rota.engine.rules import Unbatchable
 from rota.engine.steps import Steps
-from rota.engine.trials import half, repeated, same_gradient
+from rota.engine.trials import half, repeated, same_step
 
 __all__ = ["ROW", "Native", "Result", "Unavailable", "Unsupported", "verify"]
 
@@ -263,6 +263,7 @@ def verify(native: Native, width: int) -> None:
             result = sample.start(thread, 1, width, True, rows.copy(), *begin)()
         if result.reason[0]:
             raise Unbatchable(f"leaves its tables: {result.reason[0]}")
-        same_gradient(steps, result.update, pick[rng.permutation(rng.fold(key, 0), real)], key)
+        order = rng.permutation(rng.fold(key, 0), real)
+        same_step(steps, result.update, result.buffers, pick[order], key)
 
     repeated(trial)
