@@ -19,6 +19,7 @@ import pytest
 from conftest import federation, linear
 from safetensors import safe_open
 from test_damaged import flipped
+from test_ui import Page
 
 from rota import report
 from rota.errors import BadInput
@@ -140,11 +141,19 @@ class Folders:
         shutil.copytree(self.start, self.folder)
         what = damage(self.folder, chance)
         try:
+            self.page()
             self.report()
             self.resume()
         except BaseException as error:
             error.add_note(what)
             raise
+
+    def page(self) -> None:
+        """The live page shows it, or says that there is no such run."""
+        page = Page(self.folder)
+        assert page.get("/api/runs").status_code == 200
+        for path in ("/api/rows", "/api/details"):
+            assert page.get(path, params={"run": "run"}).status_code in (200, 404)
 
     def report(self) -> None:
         if not (self.folder / "config.toml").exists():

@@ -146,6 +146,7 @@ def look(page: Page) -> dict[str, Any]:
 LINES = {
     "a round beyond all": {"round": float("inf")},
     "time beyond all": {"client_seconds": 10**400},
+    "time that overflows": {"client_seconds": float("inf")},
     "no number": {"seconds": float("nan"), "bytes_up": 10**400},
     "a client of words": {"cohort": {"digits": ["x", 1, -3, 10**30]}},
     "half a character": {"failures": [{"client": float("nan"), "reason": "\ud800"}]},

@@ -99,7 +99,7 @@ class Run:
         if not any("accuracy" in model for model in models.values()):
             return
         row = [_number(record.get(key)) for key in COLUMNS]
-        row[COLUMNS.index("client_seconds")] = self.client_seconds
+        row[COLUMNS.index("client_seconds")] = _number(self.client_seconds)
         self.models = list(models)
         if len(models) > 1:
             for model in models.values():
