@@ -66,6 +66,6 @@ def what_and_where(error: BaseException) -> str:
 
 def not_a_clients(error: Exception) -> bool:
     """Whether an error must end the run: this machine has no memory left, or ROTA_DEBUG is set."""
-    kinds = type(error).__name__ in ("MemoryError", "OutOfMemoryError")  # the latter on a GPU
+    kinds = type(error).__name__ in ("MemoryError", "OutOfMemoryError", "Lost")  # on a GPU; spread
     full = kinds or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
     return full or bool(os.environ.get("ROTA_DEBUG"))

@@ -50,6 +50,12 @@ def run(
         typer.Option("--resume", help="Resume the run in --out from its last checkpoint."),
     ] = False,
     track: Track = [],  # noqa: B006
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Train in N processes of this machine; the models are the same."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a recipe.
@@ -60,9 +66,12 @@ def run(
       rota run fedavg-mnist --set task.lr=0.05 --set rounds=50 --out runs/try
       rota run runs/try/config.toml --out runs/try --resume
       rota run fedavg-digits --track tensorboard
+      rota run fedavg-digits --processes 2
+      torchrun --nproc-per-node 2 -m rota run fedavg-digits --out runs/two
     """
     with loading():
         from rota import recipe as recipes
+        from rota import spread
         from rota.cli.summary import sentences
         from rota.recipe import trust
 
@@ -71,15 +80,21 @@ def run(
     config = recipes.read(recipe, allow)
     for setting in set_:
         config = recipes.override(config, setting)
+    if spread.launched() and spread.rank() > 0:
+        spread.serve(config, engine, device, precision)
+        return
     path = Path(recipe).absolute()
     title = path.parent.name if path.name == "config.toml" else path.stem
     out = out or Path("runs") / f"{title}-{time.strftime('%Y%m%d-%H%M%S')}"
-    how = {"engine": engine, "device": device, "precision": precision}
+    if spread.restarted() and (out / "config.toml").exists():
+        resume = True
+    how: dict[str, Any] = {"engine": engine, "device": device, "precision": precision}
     what = [str(out / "config.toml")]
     if any(trust.own(config)):  # config.toml does not lie beside these modules
         what = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         what += [word for module in allow for word in ("--allow", module)]
-    again = _resuming(what, out, how, track)
+    again = _resuming(what, out, {**how, "processes": processes}, track)
+    how["engine"] = spread.over(engine, processes)
     summary = train(config, title, out, how, resume, again, track=track)
     report = write_page([out], out / "report.html")
     if as_json:
@@ -93,8 +108,8 @@ def _resuming(what: list[str], out: Path, how: dict[str, Any], track: list[str])
     """The command that resumes the run in a folder."""
     words = ["rota", "run", *what, "--out", str(out)]
     for key, value in how.items():
-        if value not in ("auto", "fp32"):
-            words += [f"--{key}", value]
+        if value not in ("auto", "fp32", None):
+            words += [f"--{key}", str(value)]
     words += [word for name in track for word in ("--track", name)]
     return shlex.join([*words, "--resume"])
 
@@ -122,6 +137,7 @@ def train(
         from rota.running.folder import Gone
         from rota.running.run import execute
         from rota.running.summary import Stuck
+        from rota.spread import Lost
         from rota.track import tracker
 
         tracking = [tracker(name, out) for name in dict.fromkeys(track)]
@@ -138,6 +154,8 @@ def train(
         raise
     except (Stuck, Gone) as end:
         raise Stopped(1, f"the run failed: {end}", None) from end
+    except Lost as lost:
+        raise Stopped(1, f"the run failed: {lost}", again) from lost
     except (Exception, KeyboardInterrupt) as error:
         begun = again if (out / "config.toml").exists() else None
         if interrupted(error):
