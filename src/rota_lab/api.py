@@ -28,6 +28,7 @@ MODULES = (
     "rota.policies",
     "rota.world.devices",
     "rota.engine",
+    "rota.spread",
     "rota.running.watch",
     "rota.track",
     "rota.recipe",

@@ -71,22 +71,22 @@ def run(
     """
     with loading():
         from rota import recipe as recipes
-        from rota import spread
         from rota.cli.summary import sentences
         from rota.recipe import trust
+        from rota.spread import start
 
     if resume and out is None:
         raise BadInput("--resume needs --out: give the folder of the run to resume")
     config = recipes.read(recipe, allow)
     for setting in set_:
         config = recipes.override(config, setting)
-    if spread.launched() and spread.rank() > 0:
-        spread.serve(config, engine, device, precision)
+    if start.launched() and start.rank() > 0:
+        start.serve(config, engine, device, precision)
         return
     path = Path(recipe).absolute()
     title = path.parent.name if path.name == "config.toml" else path.stem
     out = out or Path("runs") / f"{title}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if spread.restarted() and (out / "config.toml").exists():
+    if start.restarted() and (out / "config.toml").exists():
         resume = True
     how: dict[str, Any] = {"engine": engine, "device": device, "precision": precision}
     what = [str(out / "config.toml")]
@@ -94,7 +94,7 @@ def run(
         what = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         what += [word for module in allow for word in ("--allow", module)]
     again = _resuming(what, out, {**how, "processes": processes}, track)
-    how["engine"] = spread.over(engine, processes)
+    how["engine"] = start.over(engine, processes)
     summary = train(config, title, out, how, resume, again, track=track)
     report = write_page([out], out / "report.html")
     if as_json:

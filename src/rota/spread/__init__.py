@@ -7,6 +7,6 @@ wire.py     what travels between the processes
 """
 
 from rota.spread.hands import Lost
-from rota.spread.start import Processes, Torchrun, launched, over, rank, restarted, serve
+from rota.spread.start import Processes
 
-__all__ = ["Lost", "Processes", "Torchrun", "launched", "over", "rank", "restarted", "serve"]
+__all__ = ["Lost", "Processes"]
