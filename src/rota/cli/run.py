@@ -67,7 +67,6 @@ def run(
       rota run runs/try/config.toml --out runs/try --resume
       rota run fedavg-digits --track tensorboard
       rota run fedavg-digits --processes 2
-      torchrun --nproc-per-node 2 -m rota run fedavg-digits --out runs/two
     """
     with loading():
         from rota import recipe as recipes
