@@ -85,13 +85,17 @@ def same(one: Any, two: Any) -> bool:
         {},
         {"channel": Quantised(bits=4)},
         {"submodel": SUBMODELS["fjord"]()},
+        {"submodel": SUBMODELS["fjord"](distil=True)},
         {"submodel": SUBMODELS["heterofl"]()},
         {"grouping": Ifca(groups=2), "capacity": Whole()},
         {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
         {"sampler": SAMPLERS["mmfl-lvr"](budget=5)},
         {"sampler": SAMPLERS["mmfl-gvr"](budget=5)},
     ],
-    ids=["parts", "quantised", "nested", "scaled", "groups", "scaffold", "losses", "norms"],
+    ids=[
+        *("parts", "quantised", "nested", "distilled", "scaled"),
+        *("groups", "scaffold", "losses", "norms"),
+    ],
 )
 def test_a_run_is_that_of_the_reference_engine(policies: Any, tmp_path: Path) -> None:
     experiment = setting(**policies)

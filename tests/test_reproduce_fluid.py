@@ -372,7 +372,7 @@ def test_accuracy_against_costs() -> None:
     assert "| whole | Whole models | 10.0 | 1.00 |" in result.text
     assert "| 0.95 | Random, Invariant | 10.0 | 1.00 |" in result.text
     assert "| 0.95 | Ordered | 4.00 | 0.500 |" in result.text
-    assert "| 0.5 | Random, Ordered, Invariant | 10.0 | 1.00 |" in result.text
+    assert "| 0.5 | all | 10.0 | 1.00 |" in result.text
     seconds, sent = result.charts[-2:]
     (line,) = (line for line in seconds.lines if line.name == "Ordered")
     assert list(line.x) == pytest.approx([1, 4])

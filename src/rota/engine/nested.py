@@ -55,16 +55,17 @@ class Nested:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The narrower part's outputs."""
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        given = {name: self._slice(name, tensor) for name, tensor in tensors.items()}
+        given = {name: self._slice(name, each) for name, each in self.module.named_parameters()}
+        # autograd refuses buffers that another pass changes before this one's gradients are taken
+        for name, buffer in self.module.named_buffers():
+            given[name] = self._slice(name, buffer).clone()
         outputs: Tensor = functional_call(self.small.train(), given, (x,))
         with torch.no_grad():
             for name, buffer in self.module.named_buffers():
-                if name in self.indices:
-                    axes = [np.arange(n) for n in buffer.shape]
-                    for axis, index in self.indices[name].items():
-                        axes[axis] = index.numpy()
-                    buffer[np.ix_(*axes)] = given[name]
+                axes = [np.arange(n) for n in buffer.shape]
+                for axis, index in self.indices.get(name, {}).items():
+                    axes[axis] = index.numpy()
+                buffer[np.ix_(*axes) if axes else ()] = given[name]
         return outputs
 
     def _slice(self, name: str, tensor: Tensor) -> Tensor:
@@ -78,8 +79,9 @@ class Taught(Nested):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The narrower part's outputs; the wider part's are kept for the loss."""
+        outputs = super().__call__(x)
         self.wide: Tensor = self.module(x)
-        return super().__call__(x)
+        return outputs
 
 
 def inside(how: str, small: Net, cut: Cut, own: Net, mine: Cut | None) -> tuple[Nested, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -317,7 +318,11 @@ def _costs(about: About, found: Cells, setting: str) -> list[str]:
                 seconds, sent = (three_digits(float(np.mean(_cost(runs, k)))) for k in COSTS)
                 rows.setdefault((column, seconds, sent), []).append(title(method))
     head = ("column", "methods", "client seconds per run", "MiB per run")
-    body = [[column, ", ".join(names), *costs] for (column, *costs), names in rows.items()]
+    several = Counter(column for column, *_ in rows)
+    body = [
+        [column, ", ".join(names) if several[column] > 1 or len(names) < 2 else "all", *costs]
+        for (column, *costs), names in rows.items()
+    ]
     words = f"Costs, on equal devices of {Devices().gflops:g} GFLOP/s:"
     return [words, "", *grid(head, body, numbers=(2, 3))]
 
