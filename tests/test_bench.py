@@ -30,7 +30,7 @@ from rota.models import MODELS
 from rota.plan import Task
 from rota.sampling import SAMPLERS
 from rota_lab import bench
-from rota_lab.bench import environment, floors, growth, systems, works
+from rota_lab.bench import environment, floors, groups, growth, systems, works
 from rota_lab.bench.environment import Skip
 from rota_lab.bench.page import BEGIN, END, NAMES, page, summary
 from rota_lab.bench.peers import work as shared
@@ -347,6 +347,18 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 0 < row["server_share"] < 1
     result = bench.Timings("growth", rows)
     assert len(bench.table(result)) == 1 + len(rows) + 2
+
+
+def test_groups_are_formed_in_a_time_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "SIZES", ((70, 1400), (140, 1400)))
+    status, text, err = call("groups", "--json", "--rounds", 1)
+    assert status == 0, err
+    rows = json.loads(text)
+    assert [(row["clients"], row["groups"], row["accuracy"]) for row in rows] == [
+        (70, 7, 1.0),
+        (140, 7, 1.0),
+    ]
+    assert len(bench.table(bench.Timings("groups", rows))) == 1 + len(rows) + 2
 
 
 def test_rounds_with_parts_are_measured_against_rounds_without(tmp_path: Path) -> None:

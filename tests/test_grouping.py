@@ -526,6 +526,7 @@ def test_a_report_shows_groups_that_come_later(tmp_path: Path) -> None:
     page = write_page([tmp_path / "cfl"], tmp_path / "cfl.html").read_text()
     assert "Who was grouped with whom" in page
     assert "digits.1" in page
+    assert "A diamond is the first test." in page
     folders = [tmp_path / name for name in ("cfl", "one", "local")]
     both = write_page(folders, tmp_path / "all.html").read_text()
     assert '<th scope="col">Worst client</th>' in both

@@ -85,7 +85,7 @@ class Selective:
         for t in np.flatnonzero(whom.any(axis=1)).tolist():
             first = not state["known"][t].any()
             self._ask(state, at, t, np.flatnonzero(whom[t]))
-            of[t] = self._place(state, t, np.full_like(of[t], -1) if first or again else of[t])
+            of[t] = self.groups(state, t, np.full_like(of[t], -1) if first or again else of[t])
 
         def similar(t: int, clients: Array) -> Array:
             vectors = self._vectors(state, t, clients)
@@ -109,8 +109,8 @@ class Selective:
                 state["known"][t, clients[row]] = True
         state[name], state[f"examples.{t}"] = packed, np.array(len(held))
 
-    def _place(self, state: State, t: int, of: Array) -> Array:
-        """The groups of all clients with a vector; -1 are to be placed."""
+    def groups(self, state: State, t: int, of: Array) -> Array:
+        """The groups of all clients of task t with a vector; -1 are to be placed."""
         known = np.flatnonzero(state["known"][t])
         most = self.compared or (None if len(of) <= 5000 else 16)
 

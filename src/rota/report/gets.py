@@ -81,6 +81,22 @@ def _each(number: int, of: str, group: Group) -> Chart:
             }
         )
         names += own
+    first = group.runs[0].tested[0].get("groups_of_clients", {}) if names else {}
+    told = [pair for each in first.values() for pair in each.get("own", {}).items()]
+    before = {client: value for client, value in told if value is not None}
+    if len(group.runs[0].tested) > 1 and before:
+        chart.note += " A diamond is the first test."
+        chart.traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "first test",
+                "x": names,
+                "y": rounded([before.get(client, float("nan")) for client in names]),
+                "hovertemplate": "client %{x} in the first test: %{y:.1%}<extra></extra>",
+                "meta": {"role": "before"},
+            }
+        )
     chart.layout = {
         "xaxis": axis("clients", type="category"),
         "yaxis": curves.score_axis(True),

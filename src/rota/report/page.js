@@ -67,6 +67,7 @@
       }
     }
     if (role === "class") out.marker = { color: theme().classes[index], line: { width: 0 } };
+    if (role === "before") out.marker = { color: theme().ink, symbol: "diamond-open", size: 7 };
     if (role === "sizes") out.marker = { color: theme().series[0], line: { width: 0 } };
     if (role === "heat") {
       out.colorscale = theme().heat;

@@ -24,7 +24,7 @@ from rota.engine import where
 from rota.engine.machine import cores
 from rota.errors import BadInput, did_you_mean
 from rota.files import write
-from rota_lab.bench import growth, parts
+from rota_lab.bench import groups, growth, parts
 from rota_lab.bench.environment import Skip
 from rota_lab.bench.floors import Floors, Rates, lowest, measure_rates
 from rota_lab.bench.systems import OWN, PEERS, System, Way, find, run, ways
@@ -49,6 +49,7 @@ MARGIN = 1.5
 """A way that took more than MARGIN times as long as the fastest way is not tried again."""
 ALONE = {
     "growth": "Seconds per round as clients (to 1,000,000), cohorts, models and networks grow",
+    "groups": "Seconds to group clients (to 100,000) as Selective FedAvg does",
     "parts": "Seconds per round in which a fifth of the clients hold parts of some width",
 }
 """Works that compare rota with itself."""
@@ -130,6 +131,8 @@ def bench(
     device = where(device)
     if name == "growth":
         result = Timings(name, growth.measure(device, rounds or 20, say))
+    elif name == "groups":
+        result = Timings(name, groups.measure(rounds or 5, say))
     elif name == "parts":
         result = Timings(name, parts.measure(device, rounds or 10, say))
     else:
@@ -264,7 +267,8 @@ def short(value: float) -> str:
 def table(result: Timings) -> list[str]:
     """The result for people: one line per system, and the floors below them."""
     if result.size is None or result.rates is None or result.floors is None:
-        return _parts_table(result) if result.work == "parts" else _growth_table(result)
+        tables = {"parts": _parts_table, "groups": _groups_table, "growth": _growth_table}
+        return tables[result.work](result)
     size, rates, least = result.size, result.rates, result.floors
     head = f"{'system':16}{'ms/round':>10}{'ratio':>8}{'us/step':>9}{'floor':>7}{'accuracy':>10}"
     lines = [f"{head}  how"]
@@ -301,6 +305,14 @@ def _growth_table(result: Timings) -> list[str]:
         times = f"{seconds:>10}{server * 1e3:11.4g}{row['server_share']:8.1%}"
         lines.append(f"{row['model']:10}{sizes}{times}  {row['sampler']}")
     return [*lines, "", "server: deciding who trains what, and learning from what came back"]
+
+
+def _groups_table(result: Timings) -> list[str]:
+    lines = [f"{'clients':>9}{'examples':>10}{'groups':>8}{'seconds':>10}{'right':>8}"]
+    for row in result.rows:
+        sizes = f"{row['clients']:9,}{row['examples']:10,}{row['groups']:8}"
+        lines.append(f"{sizes}{row['seconds_per_round']:10.3g}{row['accuracy']:8.1%}")
+    return [*lines, "", "right: clients in a group of their kind"]
 
 
 def _parts_table(result: Timings) -> list[str]:

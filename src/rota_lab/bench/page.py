@@ -70,7 +70,7 @@ def page(folder: Path) -> str:
         found = json.loads(path.read_text())
         versions = found["versions"]
         parts.append(f"## {found['work']}, {_where(found)}\n")
-        lines = {"growth": _growth, "parts": _parts}.get(found["work"], _work)
+        lines = {"growth": _growth, "groups": _groups, "parts": _parts}.get(found["work"], _work)
         parts.append("\n".join(lines(found)))
         unfinished = "" if found.get("finished", True) else " The run was stopped before its end."
         link = f"[{path.name}]({path.name}), {found['date']}"
@@ -121,6 +121,14 @@ def _growth(found: dict[str, Any]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _groups(found: dict[str, Any]) -> list[str]:
+    lines = ["| clients | examples | groups | seconds | right |", "|---:|---:|---:|---:|---:|"]
+    for row in found["results"]:
+        sizes = f"{row['clients']:,} | {row['examples']:,} | {row['groups']}"
+        lines.append(f"| {sizes} | {row['seconds_per_round']:.3g} | {row['accuracy']:.1%} |")
+    return [*lines, "", "Right are clients in a group of their kind."]
 
 
 def _parts(found: dict[str, Any]) -> list[str]:
