@@ -9,7 +9,17 @@ import pytest
 from scipy import stats
 
 from rota.errors import BadInput
-from rota_lab.reproduce.interval import interval
+from rota_lab.reproduce.interval import (
+    CANNOT_TELL,
+    FAILS,
+    HOLDS,
+    Statement,
+    geometric,
+    interval,
+    judged,
+    log_ratios,
+    seeds_to_tell,
+)
 
 
 @pytest.mark.parametrize("seeds", range(2, 201))
@@ -36,3 +46,40 @@ def test_without_scipy_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
     assert interval([2.0]).mean == 2.0
     with pytest.raises(BadInput, match="confidence intervals need scipy, which is not installed"):
         interval([1.0, 2.0])
+
+
+def test_three_verdicts_and_how_many_seeds_would_tell() -> None:
+    noise = np.random.default_rng(0).normal(size=8)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    some = [Statement("large", (5 + noise).tolist()), Statement("less", (noise - 5).tolist())]
+    claims = judged([*some, Statement("small", (0.5 + noise).tolist())])
+    assert [each.verdict for each in claims] == [HOLDS, FAILS, CANNOT_TELL]
+    # (z(1 - 0.05 / 6) + z(0.8)) / 0.5, squared
+    size = (stats.norm.ppf(1 - 0.05 / 6) + stats.norm.ppf(0.8)) / 0.5
+    assert f"; about {int(np.ceil(size**2))} seeds would tell" in claims[2].words
+    assert "would tell" not in claims[0].words + claims[1].words
+    assert judged([Statement("alone", [1.0])])[0].words == "alone: +1.00, 1 seed"
+
+
+def test_that_many_seeds_tell_four_times_in_five() -> None:
+    generator, mean = np.random.default_rng(0), 0.4
+    few = generator.normal(size=10)
+    few = mean + (few - few.mean()) / few.std(ddof=1)
+    needed = seeds_to_tell(few.tolist())
+    assert needed is not None
+    draws = generator.normal(mean, 1, (4000, needed))
+    told = np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
+    assert told == pytest.approx(0.8, abs=0.03)
+    assert seeds_to_tell([1.0]) is None
+    assert seeds_to_tell([1.0, -1.0]) is None
+
+
+def test_skewed_quantities_are_compared_by_ratios() -> None:
+    """The interval of a ratio is that of its logarithm, and is above 0."""
+    larger, smaller = [2.0, 200.0, 2e4], [1.0, 50.0, 1e4]
+    (claim,) = judged([Statement("more", log_ratios(larger, smaller), log=True)])
+    between = interval(np.log([2.0, 4.0, 2.0]).tolist())
+    words = f"{np.exp(between.mean):.3g} times (95 %: {np.exp(between.low):.3g}"
+    assert claim.words.startswith(f"more: {words} to {np.exp(between.high):.3g}, 3 seeds)")
+    assert interval(larger).low < 0 < geometric(larger).low
+    assert geometric([1.0, 100.0]).mean == pytest.approx(10)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -553,7 +554,6 @@ def test_a_budget_must_fit_the_clients(clients: int, budget: float) -> None:
             {"gamma": 1.0, "bound": 1.0},
             "sampler.gamma and sampler.bound both set the regulariser: give one of them",
         ),
-        ("vrb", {"procedure": "fixed"}, "sampler.procedure 'fixed' draws all alike: take another"),
         ("mabs", {"eta": 0.0}, "sampler.eta is 0: it must be above 0 and at most 1"),
         ("avare", {"least": 0.0}, "sampler.least is 0: it must be above 0 and at most 1"),
         ("avare", {"decay": -1.0}, "sampler.decay is -1: it must be at least 0"),
@@ -708,6 +708,56 @@ def test_waterfill_does_not_mind_order_ties_and_scale(
     assert waterfill(scores[shuffled], budget) == pytest.approx(p[shuffled], rel=1e-9)
     assert waterfill(scores * 2.0**40, budget) == pytest.approx(p, rel=1e-12)
     assert np.ptp(p[scores == scores[0]]) == 0
+
+
+def exactly_filled(scores: Array, budget: float, floor: float) -> list[float]:
+    """clip(a / level, floor, 1) in rational numbers, for positive scores: all clips are tried."""
+    a = sorted(Fraction(float(score)) for score in scores)
+    for floored in range(len(a) + 1):
+        for capped in range(floored, len(a) + 1):
+            rest = Fraction(budget) - (len(a) - capped) - floored * Fraction(floor)
+            some = a[floored:capped]
+            level = sum(some) / rest if some and rest > 0 else None
+            if level is None:  # all are clipped; any level between the two will do
+                if rest == 0 and not some:
+                    p = [Fraction(floor)] * floored + [Fraction(1)] * (len(a) - capped)
+                    level_low = (
+                        a[floored - 1] / Fraction(floor) if floored and floor else Fraction(0)
+                    )
+                    if capped == len(a) or level_low <= a[capped]:
+                        return [float(p[k]) for k in _rank(scores)]
+                continue
+            p = [max(Fraction(floor), min(Fraction(1), each / level)) for each in a]
+            if sum(p) == Fraction(budget):
+                return [float(p[k]) for k in _rank(scores)]
+    raise AssertionError("no clips fit")
+
+
+def _rank(scores: Array) -> list[int]:
+    """The place of each score in ascending order."""
+    return np.argsort(np.argsort(scores, kind="stable"), kind="stable").tolist()
+
+
+EXTREME = st.one_of(
+    st.floats(5e-324, 1e-300),
+    st.floats(1e290, float(np.finfo(float).max)),
+    st.floats(1e-3, 1e3),
+)
+
+
+@given(arrays(np.float64, st.integers(2, 6), elements=EXTREME), st.floats(0.01, 0.99), st.data())
+@example(np.array([5e-324, 1e-323, 1.5e-323]), 0.5, None)
+@example(np.array([6e307, 1.7e308]), 0.2, None)
+@example(np.array([1e308, 5e-324, 1.5e-323, 1e-323]), 0.34, None)
+def test_waterfill_is_exact_on_extreme_floats(scores: Array, part: float, more: Any) -> None:
+    """Subnormal scores, scores above 5e307, budgets below 1, with and without a floor."""
+    budget = round(64 * part * len(scores)) / 64
+    assume(budget > 0)
+    floor = more.draw(st.sampled_from([0.0, 1 / 64])) if more else 0.0
+    assume(floor * len(scores) <= budget)
+    p = waterfill(scores, budget, floor)
+    assert p == pytest.approx(exactly_filled(scores, budget, floor), rel=1e-12, abs=1e-300)
+    assert p.sum() == pytest.approx(budget, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,12 +25,6 @@ class Bandit(Cohort):
     needs: ClassVar[str] = "norms of the drawn clients"
     sees: ClassVar[frozenset[str]] = frozenset({"norm"})
     costs: ClassVar[str] = "one number per client on the server"
-
-    def init(self, shares: Array, rounds: int) -> State:
-        """Refuse a procedure that draws all clients alike."""
-        if self.procedure not in get_args(draw.Weighted):
-            raise BadInput(f"sampler.procedure '{self.procedure}' draws all alike: take another")
-        return super().init(shares, rounds)
 
     def rates(self, state: State, shares: Array) -> Array:
         """The expected number of draws of each pair."""

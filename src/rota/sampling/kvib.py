@@ -58,7 +58,9 @@ class KVib(Bandit):
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, seen.norm)
-        return leader.learn(state, back, back.square, self.budget)
+        coins = self.procedure == "independent"
+        square = back.score**2 / plan.probability[back.row] if coins else back.square
+        return leader.learn(state, back, square, self.budget)
 
 
 @dataclass(frozen=True)

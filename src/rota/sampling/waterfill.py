@@ -40,36 +40,41 @@ def waterfill(scores: Array, budget: float, floor: float = 0.0) -> Array:
     zeros = n - int(np.count_nonzero(a))
     if budget - (n - zeros) >= zeros * floor:
         return np.where(a > 0, 1.0, (budget - (n - zeros)) / zeros)
-    if a.max() > LARGEST / n:
-        a = a * 2.0**-64  # their sum must not overflow
+    # sums of such scores overflow or lose digits: divide all terms before they are added
+    extreme = a.max() > 2.0**900 or a.min(where=a > 0, initial=1.0) < 2.0**-900
     with np.errstate(all="ignore"):
         p: Array = a / (a.sum() / budget)
-    if floor <= p.min() and p.max() <= 1:  # nothing is clipped, so no sorting is needed
+    if not extreme and floor <= p.min() and p.max() <= 1:  # no clips, so no sorting
         return p
 
     ascending = np.sort(a)
-    below = np.zeros(n + 1)  # below[j]: sum of the j smallest
-    np.cumsum(ascending, out=below[1:])
 
-    def left(level: float) -> float:
-        """budget - sum of clip(a / level, floor, 1); small terms last, to keep their digits."""
-        low, high = np.searchsorted(ascending, [floor * level, level])
-        return float((budget - (n - high) - low * floor) - (below[high] - below[low]) / level)
+    def left(j: int, part: float = 1.0) -> float:
+        """budget - sum of clip(a / level, floor, 1) at ascending[j] / part; small terms last."""
+        if extreme:
+            ratio = ascending / ascending[j]
+            low, high = np.searchsorted(ratio, [floor / part, 1 / part])
+            taken = part * ratio[low:high].sum()
+        else:
+            level = ascending.item(j) / part
+            low, high = np.searchsorted(ascending, [floor * level, level])
+            taken = (below[high] - below[low]) / level
+        return float((budget - (n - high) - low * floor) - taken)
 
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
+        below = np.append(0.0, np.cumsum(ascending))  # below[j]: sum of the j smallest
         # l2: from here on, a / level >= 1
-        capped = bisect_left(range(n), True, zeros, key=lambda j: left(ascending.item(j)) >= 0)
+        capped = bisect_left(range(n), True, zeros, key=lambda j: left(j) >= 0)
         # l1: up to here, a / level <= floor
         floored = zeros
         if floor:
-            floored = bisect_left(
-                range(capped), True, zeros, key=lambda j: left(ascending.item(j) / floor) > 0
-            )
-        between = ascending[floored:capped].sum()
+            floored = bisect_left(range(capped), True, zeros, key=lambda j: left(j, floor) > 0)
+        unit = ascending[capped - 1] if extreme else 1.0
+        between = (ascending[floored:capped] / unit).sum()
         rest = budget - (n - capped) - floored * floor
         if between == 0 or rest <= 0:  # the floors and the ones use up the budget
             return np.where(a >= (ascending[capped] if capped < n else np.inf), 1.0, floor)
-        p = a / (between / rest)
+        p = a / unit / (between / rest)
     np.clip(p, floor, 1.0, out=p)
     return p
 

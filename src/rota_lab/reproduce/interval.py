@@ -3,7 +3,9 @@
 All claims of a page are judged together. A claim is a number per seed that is above 0 where the
 claim holds: a difference of two methods with the same seed, or a distance from a bar. Student's
 t-test gives its two-sided p-value, and Holm's correction the chance of any wrong verdict on the
-page. The 95 % interval beside a verdict is the claim's own, without the correction.
+page. The 95 % interval beside a verdict is the claim's own, without the correction. Where the page
+cannot tell, it says how many seeds would. Quantities that are positive and skewed are compared by
+logarithms of their ratios (`Statement.log`), so that no interval reaches below 0.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import numpy as np
 
 from rota.errors import BadInput
 
-LEVEL = 0.05
+LEVEL, POWER = 0.05, 0.8
+MOST = 10_000
+"""A number of seeds above which nobody would run them."""
 HOLDS, FAILS, CANNOT_TELL = "holds", "fails", "cannot tell"
 
 
@@ -35,7 +39,8 @@ class Statement(NamedTuple):
     """A claim to be judged: a sentence, and per seed a number that is above 0 where it holds.
 
     `unit` says how to write the numbers, and `scale` is the size of one unit. `each` is what the
-    numbers are of, if not of seeds.
+    numbers are of, if not of seeds. With `log` the numbers are logarithms of ratios, and they are
+    written as factors.
     """
 
     words: str
@@ -43,6 +48,7 @@ class Statement(NamedTuple):
     unit: str = ""
     scale: float = 1.0
     each: str = "seed"
+    log: bool = False
 
 
 class Claim(NamedTuple):
@@ -62,16 +68,45 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def log_ratios(larger: Sequence[float], smaller: Sequence[float]) -> list[float]:
+    """log(larger / smaller) per seed, for statements that one positive quantity exceeds another."""
+    return [math.log(one / other) for one, other in zip(larger, smaller, strict=True)]
+
+
+def geometric(values: Sequence[float]) -> Interval:
+    """The geometric mean of positive values and its interval, which cannot reach below 0."""
+    return Interval(*(math.exp(min(end, 700.0)) for end in interval(np.log(values).tolist())))
+
+
 def judged(statements: Sequence[Statement]) -> list[Claim]:
     """The verdicts on the claims of a page, each with its mean and its 95 % interval."""
     adjusted = holm([p_value(each.values) for each in statements])
+    level = LEVEL / max(len(statements), 1)
     out = []
     for each, p in zip(statements, adjusted, strict=True):
         verdict = CANNOT_TELL
         if p < LEVEL:
             verdict = HOLDS if np.mean(each.values) > 0 else FAILS
-        out.append(Claim(f"{each.words}: {_measured(each)}", verdict))
+        words = f"{each.words}: {_measured(each)}"
+        if verdict == CANNOT_TELL and (needed := seeds_to_tell(each.values, level)):
+            number = f"about {needed:,}" if needed <= MOST else f"more than {MOST:,}"
+            words += f"; {number} {each.each}s would tell"
+        out.append(Claim(words, verdict))
     return out
+
+
+def seeds_to_tell(values: Sequence[float], level: float = LEVEL) -> int | None:
+    """How many values would tell with a chance of POWER, if their mean and spread are these.
+
+    `level` is that of a two-sided test; a page with n claims has LEVEL / n, Holm's strictest. None
+    if the values say nothing about their spread, or if their mean is 0.
+    """
+    if len(values) < 2 or not np.mean(values):
+        return None
+    size = float(np.std(values, ddof=1) / abs(np.mean(values)))
+    ndtri = _special("ndtri")
+    needed = ((ndtri(1 - level / 2) + ndtri(POWER)) * size) ** 2
+    return len(values) + 1 if needed < len(values) + 1 else math.ceil(needed)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -97,6 +132,11 @@ def _measured(claim: Statement) -> str:
     values = [value / claim.scale for value in claim.values]
     between = interval(values)
     seeds = f"{len(values)} {claim.each}{'s' if len(values) > 1 else ''}"
+    if claim.log:
+        middle, low, high = (math.exp(min(end, 700.0)) for end in between)
+        if len(values) < 2:
+            return f"{middle:.3g} times, {seeds}"
+        return f"{middle:.3g} times (95 %: {low:.3g} to {high:.3g}, {seeds})"
     if len(values) < 2:
         return f"{between.mean:+.2f}{claim.unit}, {seeds}"
     ends = f"95 %: {between.low:+.2f} to {between.high:+.2f}"
