@@ -1,8 +1,8 @@
 """Data: federations and rosters, the partitions that deal examples out, and the sources.
 
 Every source is a function that returns a Federation; SOURCES names them for recipes and the command
-line. Your own data come in through `from_clients` (arrays or tensors), `folder` (files) or
-`from_flower` (Flower's hub).
+line. Your own data come in through `from_clients` (arrays or tensors), `folder` (files), `packed`
+(files that are mapped) or `from_flower` (Flower's hub).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rota.data.mnist import mnist
 from rota.data.mnist_writers import FILES as WRITERS
 from rota.data.mnist_writers import mnist_writers
 from rota.data.own import from_clients
+from rota.data.packed import packed, save
 from rota.data.roster import Roster
 from rota.data.shakespeare import FILES as PLAYS
 from rota.data.shakespeare import shakespeare
@@ -43,6 +44,7 @@ SOURCES: dict[str, Callable[..., Federation]] = {
     "shakespeare": shakespeare,
     "heart": heart,
     "folder": folder,
+    "packed": packed,
 }
 
 _NEEDED: dict[str, Callable[[], bool]] = {
@@ -81,7 +83,9 @@ __all__ = [
     "heart",
     "mnist",
     "mnist_writers",
+    "packed",
     "partition",
+    "save",
     "shakespeare",
     "synthetic",
     "synthetic_kvib",

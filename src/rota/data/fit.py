@@ -21,6 +21,9 @@ from rota.plan import Task, cross_entropy, top1
 TRIED = 256
 """A model with unknown lookups is tried on at most this many examples with extreme numbers."""
 
+CHECKED = 2**26
+"""Bytes of examples that are checked at once: all of them may be more than the memory holds."""
+
 BLOCK = 64
 """This many examples are tried at once."""
 
@@ -81,7 +84,9 @@ def check_values(data: Federation) -> None:
     for part, kind in _parts(data):
         for values, what in ((part.x, "x"), (part.y, "y")):
             if values.is_floating_point():
-                bad = ~_rows(torch.isfinite(values)).all(dim=1)
+                each = max(1, CHECKED // max(1, values[:1].nbytes))  # of data that may be mapped
+                fine = [_rows(torch.isfinite(some)).all(dim=1) for some in values.split(each)]
+                bad = ~torch.cat(fine)
                 _refuse(bad, data, part, f"{kind} {what} is NaN or infinite")
         if not part.y.is_floating_point():
             bad = _rows((part.y < 0) | (part.y >= data.classes)).any(dim=1)
