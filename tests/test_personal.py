@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import rota
 from rota.data.federation import Federation
+from rota.engine import Options
 from rota.estimate import ESTIMATORS, FedAvg, memory
 from rota.personal import PERSONALS, Ditto, FedPer, FedRep, FineTuning
 from rota.personal.layers import freeze, places
@@ -25,6 +26,7 @@ from rota.plan import Task
 from rota.running.run import Interrupted, Run
 from rota.sampling import Full, Uniform
 from rota.submodel import Fixed
+from rota.world.drift import Drift
 
 SIZES = [5, 12, 7, 9, 8]
 LR, ROUNDS = 0.3, 3
@@ -363,3 +365,17 @@ def test_clients_need_test_sets_of_their_own() -> None:
 
 def test_the_table_has_a_line_on_each() -> None:
     assert set(PERSONALS) == {"none", *METHODS}
+
+
+def test_real_devices_and_drift_are_refused() -> None:
+    pytest.importorskip("flwr")
+    from types import SimpleNamespace
+
+    from rota.flower.engine import Remote
+
+    experiment = rota.Experiment([task()], Full(), personal=Ditto())
+    fleet: Any = SimpleNamespace(rules=SimpleNamespace(check=lambda: None))
+    with pytest.raises(rota.BadInput, match="personal models are for simulations"):
+        Remote(experiment, fleet, Options(torch.device("cpu")), [])
+    with pytest.raises(rota.BadInput, match=r"drift\.every is given: leave out one of the two"):
+        rota.run([task()], Full(), personal=Ditto(), drift=Drift(every=2), rounds=1)

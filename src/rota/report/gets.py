@@ -46,7 +46,7 @@ def charts(groups: list[Group], series: list[Series]) -> list[Chart]:
     out = []
     for key, words in (("own_mean", "mean client"), ("own_p10", "10th percentile of clients")):
         chart = Chart(key, f"Accuracy of the {words}", progress=True)
-        chart.note = "Each client’s model, that of its group, on the client’s own test set."
+        chart.note = "The model that each client uses, on the client’s own test set."
         chart.layout = {"yaxis": curves.score_axis(True)}
         for one in series:
             chart.traces += curves.over_rounds(one, key)

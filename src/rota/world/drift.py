@@ -84,6 +84,8 @@ class Drifting:
         if hasattr(self.engine, "fleet") or not all(
             isinstance(task.data, Federation) for task in experiment.tasks
         ):
+            if hasattr(self.engine, "close"):
+                self.engine.close()
             raise BadInput("drift is for simulations: leave drift.every out")
 
     def _at(self, now: int) -> Engine:
