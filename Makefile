@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: run test lint test-slow test-native-sanitized test-faults clean
+.PHONY: run test lint docs test-slow test-native-sanitized test-faults clean
 
 run: $(VENV)/run
 	$(BIN)/rota run fedavg-digits
@@ -16,6 +16,10 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# the documentation site in build/site; a link that leads nowhere fails it
+docs: $(VENV)/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test-slow: $(VENV)/dev test-native-sanitized
 	$(PYTEST) -m slow
@@ -39,7 +43,7 @@ $(VENV)/run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/run
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ui,track]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ui,track,lora,docs]'
 	touch $@
 
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -29,9 +30,12 @@ from rota_lab import reproduce
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ["README.md", "docs/channels.md", "docs/recipes.md", "docs/samplers.md", "docs/own.md"]
-RUN += ["docs/submodels.md", "docs/devices.md"]
+RUN += ["docs/submodels.md", "docs/devices.md", "docs/tour.md"]
+RUN += [f"docs/howto/{name}.md" for name in ("data", "model", "sampler", "metric")]
+RUN += ["docs/howto/compare.md", "docs/howto/resume.md"]
 """Pages that are run from top to bottom."""
 README = (ROOT / "README.md").read_text()
 ROUNDS = 2
@@ -53,6 +57,32 @@ def test_an_example_runs_and_learns(example: Path, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) > 0.85
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_is_kept_without_results(notebook: Path, tmp_path: Path) -> None:
+    """Its last cells check what it has shown."""
+    play = (
+        "import sys, nbformat\n"
+        "from jupyter_client.manager import AsyncKernelManager\n"
+        "from nbclient import NotebookClient\n"
+        "cells, kernel = nbformat.read(sys.argv[1], 4), AsyncKernelManager(transport='ipc')\n"
+        "NotebookClient(cells, km=kernel, timeout=1800).execute()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", play, notebook],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(notebook.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert any("assert " in "".join(cell["source"]) for cell in code)
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert f"(examples/{notebook.name})" in README
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -100,6 +130,9 @@ def quickly(words: list[str], number: int) -> list[str] | None:
             "--engine",
             "sequential",
         ]  # the batched engine's tracing would take longer than two rounds
+        if "--jobs" in words:  # tests/test_jobs.py starts processes
+            place = words.index("--jobs")
+            words = [*words[:place], *words[place + 2 :]]
         return [*words, *few, *([] if "--out" in words else ["--out", f"runs/{number}"])]
     # these take long, or want others
     if words[0] in ("bench", "demo", "serve", "client", "keys", "ui"):
@@ -141,6 +174,7 @@ def test_a_page_does_what_it_says(
             )  # so that what is imported from it is forgotten afterwards
             del sys.modules[file[1]]
         elif kind == "python":
+            ran += 1
             exec(compile(text, page, "exec"), names)
             for test in [name for name in names if name.startswith("test_")]:
                 names.pop(test)()
