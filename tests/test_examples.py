@@ -185,7 +185,7 @@ def test_a_page_does_what_it_says(
                     assert status == 0, f"rota {shlex.join(quick)}: {err}"
                     assert out
                     ran += 1
-    assert ran > 2
+    assert ran > 1
 
 
 def test_no_two_pages_write_into_one_folder() -> None:

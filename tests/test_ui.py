@@ -80,6 +80,15 @@ def test_what_the_list_says(runs: Path) -> None:
     assert later == rows[2:]
     details = page.get("/api/details", params={"run": "first"}).json()
     assert sum(details["sampled"]["digits"]) == 15
+    assert told["common"]["task.steps"] == 1
+    assert not set(told["common"]) & set(told["keys"])
+    last = json.loads((runs / "first" / "rounds.jsonl").read_text().splitlines()[-1])
+    for key in ("seconds", "bytes_up", "bytes_down", "server_bytes"):
+        assert details["costs"][key] == last[key]
+    assert details["costs"]["client_seconds"] == pytest.approx(summary["client_seconds"])
+    assert [line["round"] for line in details["log"]] == [1, 2, 3]
+    log = {"round": 3, "score": last["accuracy"], "loss": last["loss"], "drawn": 5, "failed": 0}
+    assert details["log"][-1] == {**log, "seconds": last["seconds"]}
     assert details["text"] == (runs / "first" / "config.toml").read_text()
 
 
@@ -306,6 +315,10 @@ def test_the_page_follows_a_run(browser: Any, tmp_path: Path) -> None:
         browser.execute_script("document.querySelector('[data-run=\"new\"] button').click()")
         wait(browser, "document.getElementById('sampled').data")
         assert sum(seen(browser, "document.getElementById('sampled').data[0].y")) == 300
+        log = seen(browser, "document.getElementById('log').textContent").splitlines()
+        assert log[0].startswith("round 60  score 0.")
+        assert len(log) == 50
+        assert "sent up" in seen(browser, "document.getElementById('facts').textContent")
         assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []
 
 
@@ -343,4 +356,7 @@ def test_many_runs_stay_usable(browser: Any, runs: Path, tmp_path: Path) -> None
         found = browser.execute_script(script)
         assert found[0] == "run179"
         assert len(found) == 11
+        same = script.replace("seed=17", "task.steps=1 budget=5 seed=3")
+        assert len(browser.execute_script(same)) == 11  # the first two are alike in all runs
+        assert not browser.execute_script(script.replace("seed=17", "task.steps=2"))
         assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []

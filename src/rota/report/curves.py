@@ -42,6 +42,11 @@ KNOWN = {
     "client_seconds",
     "parts",
     "narrowest",
+    "own_mean",
+    "own_worst",
+    "own_p10",
+    "own_spread",
+    "shared_mean",
 }
 """The plain values of a round that the page shows elsewhere. Each other value gets a chart."""
 

@@ -12,6 +12,7 @@ const $ = (id) => document.getElementById(id);
 
 let columns = [];
 let keys = [];
+let common = {}; // the configuration that all runs share
 const runs = new Map(); // name -> what the list knows
 const curves = new Map(); // name -> {models, rows}
 const ticked = new Set();
@@ -30,6 +31,7 @@ async function get(path) {
 async function loadList() {
   const told = await get("/api/runs");
   columns = told.columns;
+  common = told.common;
   keys = told.keys.filter((key) => !["seed", "summary", "rounds"].includes(key));
   const names = new Set(told.runs.map((run) => run.name));
   for (const name of [...runs.keys()]) if (!names.has(name)) forget(name);
@@ -106,13 +108,14 @@ const BASIC = [
   ["state", (run) => run.state],
   ["round", (run) => run.round],
   ["score", (run) => run.last.accuracy],
-  ["loss", (run) => run.last.loss],
-  ["seed", (run) => run.seed],
 ];
 
 function heads() {
   const more = keys.slice(0, KEYS).map((key) => [key, (run) => run.config[key]]);
   const rest = [
+    ["seed", (run) => run.seed],
+    ["loss", (run) => run.last.loss],
+    ["sent", (run) => run.last.bytes_up + run.last.bytes_down],
     ["virtual time", (run) => run.last.seconds],
     ["failures", (run) => run.failures],
     ["changed", (run) => run.changed],
@@ -141,7 +144,7 @@ function matches(run, words) {
     if (at < 1) return run.name.includes(word) || run.state.startsWith(word);
     const key = word.slice(0, at);
     const value = word.slice(at + 1);
-    const known = { ...run.config, seed: run.seed, state: run.state };
+    const known = { ...common, ...run.config, seed: run.seed, state: run.state };
     return Object.entries(known).some(([each, mine]) =>
       (each === key || each.endsWith(`.${key}`) || each === `${key}.name`)
       && String(mine ?? "").startsWith(value));
@@ -168,9 +171,10 @@ function cells(run) {
     [run.state, run.state],
     [of, ""],
     [digits(run.last.accuracy), ""],
-    [digits(run.last.loss), ""],
-    [text(run.seed), ""],
     ...more,
+    [text(run.seed), ""],
+    [digits(run.last.loss), ""],
+    [size(run.last.bytes_up === null ? null : run.last.bytes_up + run.last.bytes_down), ""],
     [time(run.last.seconds), ""],
     [run.failures || "", ""],
     [run.changed ? new Date(run.changed * 1000).toLocaleTimeString() : "", ""],
@@ -340,8 +344,8 @@ function layout(title, chosen, log) {
     font: { color: colour("--ink"), size: 12 }, showlegend: ticked.size > 1,
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
     uirevision: JSON.stringify(chosen.along),
-    xaxis: { ...axis, title: { text: ALONG[chosen.along] }, type: chosen.logx ? "log" : "linear",
-      rangemode: "tozero" },
+    xaxis: { ...axis, title: { text: ALONG[chosen.along], font: { size: 12 } },
+      type: chosen.logx ? "log" : "linear", rangemode: "tozero" },
     yaxis: { ...axis, type: log ? "log" : "linear" }, hovermode: "x unified",
   };
 }
@@ -440,11 +444,24 @@ async function show(name) {
   const mine = keys.filter((key) => told.config[key] !== undefined);
   if (mine.length) facts.push(tableOf("What differs between the runs",
     mine.map((key) => [key, text(told.config[key])])));
+  const costs = told.costs;
+  if (costs.seconds !== undefined) facts.push(tableOf("Costs until now", [
+    ["virtual time", time(costs.seconds)],
+    ["client computing", time(costs.client_seconds)],
+    ["sent up", size(costs.bytes_up)],
+    ["sent down", size(costs.bytes_down)],
+    ["server memory", size(costs.server_bytes)],
+  ]));
   if (told.failures.length) facts.push(tableOf("Failures", told.failures));
   if (told.last_failures.length) facts.push(tableOf("The last failures",
     told.last_failures.map((each) => [`round ${each.round}, client ${each.client}, ${each.model}`,
       each.reason])));
   $("facts").replaceChildren(...facts);
+  const lines = [...told.log].reverse().map((line) => [
+    `round ${line.round}`, `score ${digits(line.score) || "not tested"}`,
+    `loss ${digits(line.loss) || "not tested"}`, `${line.drawn} drawn`,
+    line.failed ? `${line.failed} failed` : "", time(line.seconds)].filter(Boolean).join("  "));
+  $("log").textContent = lines.join("\n");
   const Plotly = await charts();
   const drawn = Object.entries(told.sampled).map(([model, counts], i) => ({
     x: [...counts.keys()], y: counts, type: "bar", name: model,
@@ -487,6 +504,12 @@ function digits(value) {
 function text(value) {
   if (value === null || value === undefined) return "";
   return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+function size(bytes) {
+  if (bytes === null || bytes === undefined) return "";
+  const step = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([n]) => bytes >= n);
+  return step ? `${(bytes / step[0]).toFixed(1)} ${step[1]}` : `${bytes} B`;
 }
 
 function time(seconds) {

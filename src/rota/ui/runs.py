@@ -24,6 +24,9 @@ RECENT = 60.0
 """Without a list of locks, a run whose files changed in the last seconds is thought to run."""
 CHECKED = 2.0
 """Seconds between two searches for new runs."""
+RECENT_ROUNDS = 50
+"""So many rounds are in a run's log."""
+COSTS = ("seconds", "client_seconds", "bytes_up", "bytes_down", "server_bytes")
 COLUMNS = ("round", "seconds", "client_seconds", "bytes_up", "bytes_down", "accuracy", "loss")
 
 
@@ -45,6 +48,9 @@ class Run:
     sampled: dict[str, Counter[int]] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     last_failures: list[dict[str, Any]] = field(default_factory=list)
+    log: list[dict[str, Any]] = field(default_factory=list)
+    """The last rounds, in words and numbers."""
+    costs: dict[str, float | None] = field(default_factory=dict)
     state: str = "stopped"
     problem: str = ""
     """What is wrong with its files; `wrong` is what was wrong when the run was found."""
@@ -68,6 +74,7 @@ class Run:
         self.problem = self.wrong
         self.rows, self.round, self.read, self.client_seconds = [], 0, 0, 0.0
         self.sampled, self.failures, self.last_failures = {}, Counter(), []
+        self.log, self.costs = [], {}
 
     def _read(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -95,7 +102,18 @@ class Run:
             for each in record["failures"][-20:]
         ]
         self.last_failures = [*self.last_failures, *mine][-20:]
+        self.costs = {key: _number(record.get(key)) for key in COSTS}
+        self.costs["client_seconds"] = _number(self.client_seconds)
         models = record["models"]
+        line = {
+            "round": self.round,
+            "score": _number(record.get("accuracy")),
+            "loss": _number(record.get("loss")),
+            "drawn": sum(map(len, record["cohort"].values())),
+            "failed": len(record["failures"]),
+            "seconds": _number(record.get("seconds")),
+        }
+        self.log = [*self.log, line][-RECENT_ROUNDS:]
         if not any("accuracy" in model for model in models.values()):
             return
         row = [_number(record.get(key)) for key in COLUMNS]

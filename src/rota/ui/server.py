@@ -93,6 +93,7 @@ def build(
             {
                 "columns": COLUMNS,
                 "keys": keys,
+                "common": _common(list(runs.runs.values()), keys),
                 "runs": [
                     {**run.told(name), "config": {k: run.config.get(k) for k in keys}}
                     | {"seed": run.config.get("seed")}
@@ -130,6 +131,8 @@ def build(
                 "clients": clients,
                 "failures": run.failures.most_common(50),
                 "last_failures": run.last_failures,
+                "costs": run.costs,
+                "log": run.log,
             }
         )
 
@@ -250,6 +253,11 @@ def _differing(runs: list[Run]) -> list[str]:
     """The configuration keys that are not the same in all runs."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     return [key for key in keys if len({repr(run.config.get(key)) for run in runs}) > 1]
+
+
+def _common(runs: list[Run], differing: list[str]) -> dict[str, Any]:
+    """What is the same in the configurations of all runs."""
+    return {k: v for k, v in runs[0].config.items() if k not in differing} if runs else {}
 
 
 def _file(name: str) -> str:
