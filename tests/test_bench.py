@@ -30,7 +30,7 @@ from rota.models import MODELS
 from rota.plan import Task
 from rota.sampling import SAMPLERS
 from rota_lab import bench
-from rota_lab.bench import environment, floors, groups, growth, systems, works
+from rota_lab.bench import environment, floors, groups, growth, processes, systems, works
 from rota_lab.bench.environment import Skip
 from rota_lab.bench.page import BEGIN, END, NAMES, page, summary
 from rota_lab.bench.peers import work as shared
@@ -323,12 +323,16 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
         "FLEET": (6, 4),
         "TASKS": 3,
         "PEOPLE": 12,
+        "MILLIONS": 30,
     }
     for name, value in sizes.items():
         monkeypatch.setattr(growth, name, value)
+    monkeypatch.setattr(processes, "NAMES", ("cnn",))
+    monkeypatch.setitem(WORKS, "cnn", tiny("cnn"))
     status, out, err = call("growth", "--json", "--rounds", 2, "--device", "cpu")
-    rows = json.loads(out)
+    everything = json.loads(out)
     assert status == 0, err
+    rows = [row for row in everything if "processes" not in row]
     assert [
         (row["model"], row["models"], row["clients"], row["cohort"], row["sampler"]) for row in rows
     ] == [
@@ -337,7 +341,9 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
         *(("logistic", 1, 20, cohort, "kvib") for cohort in (1, 3)),
         *(("logistic", 3, 12, 3, sampler) for sampler in growth.ASSIGN),
         ("cnn", 1, 6, 4, "kvib"),
+        *(("logistic", 1, 30, 3, sampler) for sampler in growth.LARGE),
     ]
+    assert all(row["peak_bytes"] > 1e7 for row in rows[-3:])
     assert set(growth.ASSIGN) == {
         name for name, kind in SAMPLERS.items() if kind.__module__.startswith("rota.sampling.mmfl")
     }
@@ -345,8 +351,22 @@ def test_growth_counts_the_servers_share(monkeypatch: pytest.MonkeyPatch) -> Non
         assert row.keys() >= COLUMNS
         assert 0 < row["server_seconds_per_round"] < row["seconds_per_round"]
         assert 0 < row["server_share"] < 1
-    result = bench.Timings("growth", rows)
-    assert len(bench.table(result)) == 1 + len(rows) + 2
+    spread = [row for row in everything if "processes" in row]
+    assert [row["processes"] for row in spread] == [1, 2, 4, 8]
+    assert [row["same_bytes"] for row in spread] == [True, True, True, None]
+    assert [row["seconds_per_round"] is None for row in spread] == [False, False, False, True]
+    assert [row["predicted_seconds"] is None for row in spread] == [True, False, False, False]
+    result = bench.Timings("growth", everything)
+    assert len(bench.table(result)) == 1 + len(rows) + 3 + 1 + len(spread) + 2
+
+
+def test_the_prediction_is_a_sum_of_its_parts() -> None:
+    """Ten clients in four processes: three train in process 0, and seven updates come back."""
+    connection = processes.Connection(latency=0.5, rate=100.0)
+    assert processes.predict(2.0, 10, 4, 50, connection) == 2.0 + (3 + 7) * 50 / 100 + 0.5
+    found = processes.measure_connection(1 << 20)
+    assert found.latency > 0
+    assert 0 < found.rate < 1e12
 
 
 def test_groups_are_formed_in_a_time_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

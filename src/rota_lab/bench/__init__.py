@@ -48,7 +48,7 @@ PASSES = 2
 MARGIN = 1.5
 """A way that took more than MARGIN times as long as the fastest way is not tried again."""
 ALONE = {
-    "growth": "Seconds per round as clients (to 1,000,000), cohorts, models and networks grow",
+    "growth": "Seconds per round as clients (to 10,000,000), models and processes grow",
     "groups": "Seconds to group clients (to 100,000) as Selective FedAvg does",
     "parts": "Seconds per round in which a fifth of the clients hold parts of some width",
 }
@@ -297,14 +297,35 @@ def table(result: Timings) -> list[str]:
 
 
 def _growth_table(result: Timings) -> list[str]:
-    head = f"{'model':10}{'models':>7}{'clients':>10}{'cohort':>8}{'ms/round':>10}"
-    lines = [f"{head}{'server ms':>11}{'share':>8}  sampler"]
+    head = f"{'model':10}{'models':>7}{'clients':>11}{'cohort':>8}{'ms/round':>10}"
+    lines = [f"{head}{'server ms':>11}{'share':>8}{'peak GB':>9}  sampler"]
+    spread = [row for row in result.rows if "processes" in row]
     for row in result.rows:
+        if row in spread:
+            continue
         seconds, server = short(row["seconds_per_round"] * 1e3), row["server_seconds_per_round"]
-        sizes = f"{row['models']:7}{row['clients']:10,}{row['cohort']:8,}"
-        times = f"{seconds:>10}{server * 1e3:11.4g}{row['server_share']:8.1%}"
+        sizes = f"{row['models']:7}{row['clients']:11,}{row['cohort']:8,}"
+        peak = f"{row['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in row else ""
+        times = f"{seconds:>10}{server * 1e3:11.4g}{row['server_share']:8.1%}{peak:>9}"
         lines.append(f"{row['model']:10}{sizes}{times}  {row['sampler']}")
-    return [*lines, "", "server: deciding who trains what, and learning from what came back"]
+    lines += ["", "server: deciding who trains what, and learning from what came back", ""]
+    head = f"{'model':10}{'cohort':>8}{'processes':>11}{'ms/round':>10}{'speed-up':>10}"
+    lines.append(f"{head}{'predicted':>11}{'speed-up':>10}  same bytes")
+    for row in spread:
+        cells = [
+            "" if value is None else short(value * times)
+            for value, times in (
+                (row["seconds_per_round"], 1e3),
+                (row["speedup"], 1),
+                (row["predicted_seconds"], 1e3),
+                (row["predicted_speedup"], 1),
+            )
+        ]
+        measured, gain, predicted, more = cells
+        same = {True: "yes", False: "no", None: ""}[row["same_bytes"]]
+        sizes = f"{row['model']:10}{row['cohort']:8,}{row['processes']:11}"
+        lines.append(f"{sizes}{measured:>10}{gain:>10}{predicted:>11}{more:>10}  {same}")
+    return [*lines, "", "predicted: benchmarks/README.md says what it assumes"]
 
 
 def _groups_table(result: Timings) -> list[str]:

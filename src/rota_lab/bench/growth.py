@@ -6,6 +6,8 @@ Above all, the cost of the server's part: deciding who trains what, and learning
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from rota import data, loop, models
 from rota.data.federation import Federation, Part
@@ -21,6 +24,7 @@ from rota.estimate import FedAvg, StaleVre
 from rota.experiment import Experiment
 from rota.plan import Task
 from rota.sampling import SAMPLERS, Sampler
+from rota_lab.bench import processes
 from rota_lab.bench.works import images
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -56,6 +60,9 @@ ASSIGN = (
     "fedfair",
 )
 """Samplers that assign models to clients."""
+MILLIONS = 10_000_000
+LARGE = ("uniform", "kvib", "vrb")
+"""Samplers with this many clients, each in a process of its own, which tells its memory."""
 EXAMPLES = 5
 """The examples of each client."""
 
@@ -89,7 +96,8 @@ def _clock(seconds: list[float]) -> Iterator[None]:
 
 
 def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Logistic regression with more and more clients, cohorts and models; then a large CNN."""
+    """Logistic regression with more and more clients, cohorts and models; then a large CNN, ten
+    million clients, and rounds in several processes."""
     rows = []
     settings = [(clients, COHORT, LEARNS) for clients in CLIENTS]
     settings += [(CLIENTS[-1], COHORTS[-1], sampler) for sampler in (LEARNS, *OTHERS)]
@@ -107,7 +115,36 @@ def measure(device: str, rounds: int, say: Callable[[str], None]) -> list[dict[s
         rows.append(_measure("logistic", held, COHORTS[-1], sampler, device, rounds, TASKS))
     clients, cohort = FLEET
     say(f"growth: {clients:,} clients, {cohort:,} CNNs per round")
-    return [*rows, _measure("cnn", _digits(clients), cohort, LEARNS, device, rounds)]
+    rows.append(_measure("cnn", _digits(clients), cohort, LEARNS, device, rounds))
+    for sampler in LARGE if device == "cpu" else ():  # the server's work is on a CPU anyway
+        say(f"growth: {MILLIONS:,} clients, {COHORTS[-1]:,} per round, {sampler}")
+        rows.append(_alone(sampler, rounds))
+    return [*rows, *processes.measure(device, rounds, say)]
+
+
+def _alone(sampler: str, rounds: int) -> dict[str, Any]:
+    """A row for the most clients, measured in a process of its own, with its peak memory."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=_large, args=(sampler, rounds, there))
+    process.start()
+    there.close()
+    row: dict[str, Any] = here.recv()
+    process.join()
+    return row
+
+
+def _large(sampler: str, rounds: int, answer: Any) -> None:
+    """Measure rounds of clients with one small example each: the server has nearly all to do."""
+    torch.set_num_threads(1)
+    x = torch.ones(MILLIONS, 2)
+    y = torch.arange(MILLIONS) % 2
+    train = Part(x, y, np.arange(MILLIONS + 1))
+    test = Part(x[:100], y[:100], np.array([0, 100]))
+    data = Federation("two numbers", train, test, 2)
+    row = _measure("logistic", data, COHORTS[-1], sampler, "cpu", rounds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    answer.send({**row, "peak_bytes": peak})
 
 
 def _digits(clients: int) -> Federation:

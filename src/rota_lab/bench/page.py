@@ -106,10 +106,12 @@ def _work(found: dict[str, Any]) -> list[str]:
 
 def _growth(found: dict[str, Any]) -> list[str]:
     lines = [
-        "| network | models | clients | cohort | ms per round | the server's ms | sampler |",
-        "|---|---:|---:|---:|---:|---:|---|",
+        "| network | models | clients | cohort | ms per round | the server's ms | GB | sampler |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     for row in found["results"]:
+        if "processes" in row:
+            continue
         cells = [
             row["model"],
             str(row["models"]),
@@ -117,8 +119,33 @@ def _growth(found: dict[str, Any]) -> list[str]:
             f"{row['cohort']:,}",
             short(row["seconds_per_round"] * 1e3),
             f"{row['server_seconds_per_round'] * 1e3:.3g}",
+            f"{row['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in row else "",
             row["sampler"],
         ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, *_processes([row for row in found["results"] if "processes" in row])]
+
+
+def _processes(rows: list[dict[str, Any]]) -> list[str]:
+    """Rounds in several processes, and the model's prediction; nothing if there are none."""
+    if not rows:
+        return []
+    lines = [
+        "",
+        "| network | cohort | processes | ms per round | speed-up | predicted ms | predicted"
+        " speed-up | the same bytes |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        numbers = [
+            (row["seconds_per_round"], 1e3),
+            (row["speedup"], 1.0),
+            (row["predicted_seconds"], 1e3),
+            (row["predicted_speedup"], 1.0),
+        ]
+        told = ["" if value is None else short(value * times) for value, times in numbers]
+        same = {True: "yes", False: "no", None: ""}[row["same_bytes"]]
+        cells = [row["model"], str(row["cohort"]), str(row["processes"]), *told, same]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
