@@ -96,8 +96,7 @@ def measure_connection(nbytes: int) -> Connection:
             times.append(time.perf_counter() - began)
     wire.send(1, None)
     other.join()
-    latency, whole = statistics.median(empty), statistics.median(full)
-    return Connection(latency, 2 * nbytes / max(whole - latency, 1e-9))
+    return Connection(statistics.median(empty), 2 * nbytes / statistics.median(full))
 
 
 def _echo(port: int) -> None:
