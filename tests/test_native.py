@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import federation
 from torch import Tensor, nn
 
@@ -144,6 +145,86 @@ def normalised() -> nn.Module:
     return images(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), flat=128)
 
 
+def grouped() -> nn.Module:
+    first = [nn.GroupNorm(2, 4), nn.Conv2d(4, 12, 3), nn.GroupNorm(4, 12), nn.SiLU()]
+    return images(*first, nn.AvgPool2d(2), nn.GroupNorm(3, 12, affine=False), flat=48)
+
+
+class Causal(nn.Module):
+    """A block as in GPT, with positions, a mask, and one table for words in and words out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(4, 8)
+        self.before, self.after, self.last = (nn.LayerNorm(8) for _ in range(3))
+        self.split, self.join = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.wide, self.narrow = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, long = x.shape
+        seen = self.words(x) + self.places(torch.arange(long))
+        split = self.split(self.before(seen)).view(rows, long, 3, 2, 4)
+        heads = F.scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4), is_causal=True)
+        seen = seen + self.join(heads.transpose(1, 2).reshape(rows, long, 8))
+        seen = seen + self.narrow(F.gelu(self.wide(self.after(seen))))
+        return (self.last(seen) @ self.words.weight.T)[:, -1]
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.block(self.words(x)).mean(1))  # type: ignore[no-any-return]
+
+
+class Gated(nn.Module):
+    """A GRU, which changes its intermediate results in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.gates = nn.Embedding(11, 6), nn.GRU(6, 7, batch_first=True)
+        self.out = nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.gates(self.words(x))[0][:, -1])  # type: ignore[no-any-return]
+
+
+class InPlace(nn.Module):
+    """What is changed in place is read before, through a copy, and after, through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(5, 6), nn.Linear(18, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.first(x)
+        copy, b = a.clone(), a.mul_(2.0) * 3
+        b.add_(a, alpha=0.5).mul_(1.5)
+        b.sigmoid_()
+        return self.out(torch.cat([copy, a.view(-1, 6) * b, b.sub(copy, alpha=2.0)], 1))  # type: ignore[no-any-return]
+
+
+ACTIVATIONS = [
+    nn.GELU(),
+    nn.GELU("tanh"),
+    nn.SiLU(),
+    nn.ELU(0.7),
+    nn.CELU(0.7),
+    nn.LeakyReLU(0.2),
+    nn.Softplus(2.0, 3.0),
+    nn.Hardtanh(-0.5, 0.8),
+    nn.Hardswish(),
+]
+
+
+def bends() -> nn.Module:
+    return nn.Sequential(*(layer for each in ACTIVATIONS for layer in (nn.Linear(5, 5), each)))
+
+
 NETWORKS = {
     linear: (5,),
     wide: (70,),
@@ -157,16 +238,23 @@ NETWORKS = {
     columns: (13, 8, 9),
     pools: (4, 9, 9),
     normalised: (4, 6, 6),
+    grouped: (4, 6, 6),
+    bends: (5,),
+    InPlace: (5,),
     Letters: (4,),
+    Causal: (4,),
+    Encoder: (4,),
+    Gated: (4,),
 }
 """A network, and the shape of its examples."""
+WORDS = (Letters, Causal, Encoder, Gated)
 
 
 @needs_compiler
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("batch", [3, None])
 def test_operators_agree_with_torch(network: type[nn.Module], batch: int | None) -> None:
-    data = random(NETWORKS[network], tokens=11 if network is Letters else 0)
+    data = random(NETWORKS[network], tokens=11 if network in WORDS else 0)
     task = Task(lambda: network().double(), data, lr=0.1, batch=batch, epochs=2)
     found = updates(fast(task))
     for client, right in updates(engine("sequential", task)).items():
@@ -219,9 +307,14 @@ def test_nan_is_not_swallowed() -> None:
         assert not torch.isfinite(update).all()
 
 
+class Wave(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.atan(x)
+
+
 @needs_compiler
 def test_an_operator_without_a_rule_runs_in_stacks() -> None:
-    layers = nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 3)).double()
+    layers = nn.Sequential(nn.Linear(5, 6), Wave(), nn.Linear(6, 3)).double()
     task = Task(layers, random((5,)), batch=3)
     found = updates(fast(task, native=False))
     for client, right in updates(engine("sequential", task)).items():

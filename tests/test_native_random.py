@@ -34,7 +34,9 @@ def _on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def activation(draw: Generator) -> list[nn.Module]:
-    return [[nn.ReLU()], [nn.Tanh()], [nn.Sigmoid()], []][draw.integers(4)]
+    smooth = [nn.Tanh(), nn.Sigmoid(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Softplus()]
+    chosen = [nn.ReLU(), nn.LeakyReLU(), nn.ELU(), *smooth][draw.integers(9)]
+    return [] if draw.random() < 0.2 else [chosen]
 
 
 def dropout(draw: Generator) -> list[nn.Module]:
@@ -49,6 +51,8 @@ def dense(draw: Generator, wide: int, classes: int) -> list[nn.Module]:
         layers.append(nn.Linear(wide, new, bias=bool(draw.random() < 0.8)))
         if draw.random() < 0.2:
             layers.append(nn.BatchNorm1d(new))
+        elif draw.random() < 0.2 and new > 2:
+            layers.append(nn.LayerNorm(new, elementwise_affine=bool(draw.random() < 0.8)))
         layers += activation(draw) + dropout(draw)
         wide = new
     return [*layers, nn.Linear(wide, classes)]
@@ -79,6 +83,9 @@ def images(draw: Generator, classes: int) -> tuple[list[nn.Module], tuple[int, .
         channels, high, wide = outputs, high_, wide_
         if draw.random() < 0.2:
             layers.append(nn.BatchNorm2d(channels))
+        elif draw.random() < 0.3 and high * wide > 2:
+            groups = [n for n in range(1, channels + 1) if channels % n == 0]
+            layers.append(nn.GroupNorm(int(draw.choice(groups)), channels))
         layers += activation(draw) + dropout(draw)
         if draw.random() < 0.3 and min(high, wide) > 1:
             size = int(draw.integers(2, min(4, high, wide) + 1))
@@ -89,6 +96,15 @@ def images(draw: Generator, classes: int) -> tuple[list[nn.Module], tuple[int, .
     return [*layers, nn.Flatten(), *dense(draw, flat, classes)], shape
 
 
+class Attention(nn.TransformerEncoderLayer):
+    """A layer of a transformer, causal for some lengths."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        long = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(long, dtype=x.dtype)
+        return super().forward(x, src_mask=mask if long % 2 else None)
+
+
 def text(draw: Generator, tokens: int, classes: int) -> tuple[list[nn.Module], tuple[int, ...]]:
     """Embedded or one-hot tokens, read by an LSTM or all at once."""
     length, wide = int(draw.integers(1, 8)), int(draw.choice([1, 3, 8, 16, 21]))
@@ -96,6 +112,10 @@ def text(draw: Generator, tokens: int, classes: int) -> tuple[list[nn.Module], t
     layers: list[nn.Module] = [nn.Embedding(tokens, wide, padding_idx=padding)]
     if draw.random() < 0.3:
         layers, wide = [OneHot(tokens)], tokens
+    if draw.random() < 0.4 and isinstance(layers[0], nn.Embedding):
+        heads = int(draw.choice([n for n in (1, 2, 3, 4) if wide % n == 0]))
+        first = bool(draw.random() < 0.5)
+        layers.append(Attention(wide, heads, 2 * wide, 0.0, norm_first=first, batch_first=True))
     if draw.random() < 0.5 or isinstance(layers[0], OneHot):
         units = int(draw.choice([1, 5, 16, 18]))
         return [*layers, LSTM(wide, units), Last(), *dense(draw, units, classes)], (length,)

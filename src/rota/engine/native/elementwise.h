@@ -26,6 +26,30 @@ static inline R hyperbolic_tangent(R x) {
   return x != x ? x : (R)(v < 0 ? -y : y);
 }
 
+/* In single precision the fractional error of erfc is below 1.2e-7 (Press et al., Numerical
+   Recipes, 6.2). */
+static inline R error_function(R x) {
+  if (sizeof(R) == 8) return (R)erf((double)x);
+  float v = (float)x, z = v < 0 ? -v : v, t = 1.0f / (1.0f + 0.5f * z);
+  float p = 0.17087277f;
+  p = p * t - 0.82215223f;
+  p = p * t + 1.48851587f;
+  p = p * t - 1.13520398f;
+  p = p * t + 0.27886807f;
+  p = p * t - 0.18628806f;
+  p = p * t + 0.09678418f;
+  p = p * t + 0.37409196f;
+  p = p * t + 1.00002368f;
+  p = p * t - 1.26551223f;
+  float far = 1.0f - t * (float)exponential((R)(p - z * z)), s = v * v;
+  float near = s * (-0.33333333f + s * (0.1f + s * (-0.023809524f + s * 0.0046296296f)));
+  float y = z < 0.25f ? 1.12837917f * (z + z * near) : far;
+  return x != x ? x : (R)(v < 0 ? -y : y);
+}
+
+/* The chance that a standard normal number is below x. */
+static inline R normal(R x) { return (R)0.5 * (1 + error_function(x * (R)0.70710678118654752)); }
+
 /* o[i] = f(a[i], b[i], c[i]) for n elements; sx is the stride of x. */
 #define ARGUMENTS \
   int64_t n, R *o, int64_t so, const R *a, int64_t sa, const R *b, int64_t sb, const R *c, \
@@ -77,13 +101,23 @@ EACH(each_ne, p != q)
 EACH(each_lerp, p + r * (q - p))
 EACH(each_clamp, p < q ? q : p > r ? r : p)
 EACH(each_where, p != 0 ? q : r)
+EACH(each_abs, p < 0 ? -p : p)
+EACH(each_log, (R)log((double)p))
+EACH(each_maximum, p < q || q != q ? q : p)
+EACH(each_minimum, p > q || q != q ? q : p)
+EACH(each_erf, error_function(p))
+EACH(each_gelu, p * normal(p))
+EACH(each_gelu_backward,
+     p * (normal(q) + q * exponential((R)-0.5 * q * q) * (R)0.39894228040143268))
+EACH(each_silu, p / (1 + exponential(-p)))
 
 /* In the order of structures.py. */
 static const Each EVERY[] = {
     each_copy, each_add, each_sub, each_mul, each_div, each_neg, each_relu, each_sigmoid, each_tanh,
     each_exp, each_sqrt, each_rsqrt, each_square, each_pow, each_threshold_backward,
     each_sigmoid_backward, each_tanh_backward, each_ge, each_gt, each_le, each_lt, each_eq, each_ne,
-    each_lerp, each_clamp, each_where};
+    each_lerp, each_clamp, each_where, each_abs, each_log, each_maximum, each_minimum, each_erf,
+    each_gelu, each_gelu_backward, each_silu};
 
 static void each(Each f, const int64_t *shape, int dims, R *o, const int64_t *so, const R *a,
                  const int64_t *sa, const R *b, const int64_t *sb, const R *c, const int64_t *sc) {
@@ -116,4 +150,49 @@ static void add_up(const int64_t *shape, int dims, R *o, const int64_t *so, cons
   } else {
     for (; i < n; i++) o[i * so[0]] += a[i * sa[0]];
   }
+}
+
+/* The sum of a[i] - shift for n elements, or of their squares. */
+static R sum_apart(const R *a, int64_t n, int64_t stride, R shift, int squared) {
+  int64_t i = 0;
+  V sum = {0};
+  if (stride == 1)
+    for (; i + LANES <= n; i += LANES) {
+      V apart = load(a + i) - shift;
+      if (squared) apart *= apart;
+      sum += apart;
+    }
+  R rest = sum_lanes(sum);
+  for (; i < n; i++) {
+    R apart = a[i * stride] - shift;
+    rest += squared ? apart * apart : apart;
+  }
+  return rest;
+}
+
+/* One group of n[2] x n[3] numbers: o = (a - mean) / sqrt(variance + eps). */
+static void normalise(const int64_t *n, R *o, const int64_t *so, const R *a, const int64_t *sa,
+                      R *stats, R eps) {
+  R count = (R)(n[2] * n[3]), mean = 0, variance = 0;
+  for (int64_t i = 0; i < n[2]; i++) mean += sum_apart(a + i * sa[2], n[3], sa[3], 0, 0);
+  mean /= count;
+  for (int64_t i = 0; i < n[2]; i++) variance += sum_apart(a + i * sa[2], n[3], sa[3], mean, 1);
+  stats[0] = mean;
+  stats[1] = 1 / (R)sqrt((double)(variance / count + eps));
+  for (int64_t i = 0; i < n[2]; i++)
+    for (int64_t j = 0; j < n[3]; j++)
+      o[i * so[2] + j * so[3]] = (a[i * sa[2] + j * sa[3]] - mean) * stats[1];
+}
+
+/* One row of n numbers: dx = (g - mean(g) - h mean(g h)) / sd, where h = (x - mean) / sd. */
+static void normalise_backward(int64_t n, R *dx, const R *g, const R *x, const R *stats) {
+  R mean = stats[0], scale = stats[1], total = sum_apart(g, n, 1, 0, 0), along = 0;
+  int64_t j = 0;
+  V sum = {0};
+  for (; j + LANES <= n; j += LANES) sum += load(g + j) * (load(x + j) - mean);
+  along = sum_lanes(sum);
+  for (; j < n; j++) along += g[j] * (x[j] - mean);
+  along *= scale * scale / (R)n;
+  total /= (R)n;
+  for (j = 0; j < n; j++) dx[j] = scale * (g[j] - total - (x[j] - mean) * along);
 }

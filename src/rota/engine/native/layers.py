@@ -208,6 +208,65 @@ def _pool_backward(
     return out
 
 
+def _average_windows(
+    x: Place, size: Any, stride: Any, padding: Any, ceil: bool, divisor: Any
+) -> tuple[float, list[int], list[tuple[slice, slice]]]:
+    """What an average-pool divides by, its output's height and width, and where each tap reads."""
+    if x.like.dim() != 4 or ceil or divisor is not None or any(padding):
+        raise Unsupported("an average-pool that is padded, rounds up or is not over images")
+    (high, wide), (down, right) = ([v[0], v[-1]] for v in (size, stride or size))
+    rows, columns = (x.shape[2] - high) // down + 1, (x.shape[3] - wide) // right + 1
+    taps = [
+        (slice(u, u + (rows - 1) * down + 1, down), slice(v, v + (columns - 1) * right + 1, right))
+        for u in range(high)
+        for v in range(wide)
+    ]
+    return high * wide, [rows, columns], taps
+
+
+@rule(aten.avg_pool2d.default)
+def _average_pool(
+    w: Writer,
+    target: Any,
+    x: Place,
+    size: Any,
+    stride: Any = (),
+    padding: Any = (0, 0),
+    ceil: bool = False,
+    counts_padding: bool = True,
+    divisor: Any = None,
+) -> Place:
+    number, out, taps = _average_windows(x, size, stride, padding, ceil, divisor)
+    total = _images(w, *x.shape[:2], *out)
+    w.each("copy", total, w.constant(0.0))
+    for rows, columns in taps:
+        w.each("add", total, total, x.seen(x.like[:, :, rows, columns]))
+    return w.each("mul", total, total, w.constant(1 / number))
+
+
+@rule(aten.avg_pool2d_backward.default)
+def _average_pool_backward(
+    w: Writer,
+    target: Any,
+    gradient: Place,
+    x: Place,
+    size: Any,
+    stride: Any,
+    padding: Any,
+    ceil: bool,
+    counts_padding: bool,
+    divisor: Any,
+) -> Place:
+    number, _, taps = _average_windows(x, size, stride, padding, ceil, divisor)
+    share = w.each("mul", w.like(gradient, gradient.shape), gradient, w.constant(1 / number))
+    out = _images(w, *x.shape)
+    w.each("copy", out, w.constant(0.0))
+    for rows, columns in taps:
+        tap = out.seen(out.like[:, :, rows, columns])
+        w.each("add", tap, tap, share)
+    return out
+
+
 def _check_tokens(tokens: Place) -> None:
     if not tokens.whole or not tokens.like.is_contiguous():
         raise Unsupported("an embedding of scattered tokens, or of numbers that are not integers")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rota.engine.native.program import Place, Unsupported, Writer, merged
 from rota.engine.native.structures import (
+    ARENA,
     CONSTANTS,
     FILL,
     INT_ADD,
@@ -52,11 +53,16 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
     aten.squeeze.dims,
     aten.t.default,
     aten.transpose.int,
+    aten.squeeze_.dim,
+    aten.t_.default,
+    aten.transpose_.default,
     aten.unbind.int,
+    aten.unsafe_split.Tensor,
     aten.unsqueeze.default,
+    aten.unsqueeze_.default,
 )
 def _view(w: Writer, target: Any, a: Place, *args: Any) -> Any:
-    seen = target(a.like, *args)
+    seen = target(a.like.detach(), *args)  # those that end in _ change what they are given
     return a.seen(seen) if isinstance(seen, Tensor) else [a.seen(each) for each in seen]
 
 
@@ -71,7 +77,17 @@ def _shaped(w: Writer, target: Any, a: Place, shape: Sequence[int]) -> Place:
 
 @rule(aten.clone.default)
 def _clone(w: Writer, target: Any, a: Place, **_: Any) -> Place:
-    return a  # parameters, buffers and sums are changed in place, and only at the end of a step
+    return _copied(w, a)
+
+
+def _copied(w: Writer, a: Place) -> Place:
+    """A copy, if the step changes intermediate results in place.
+
+    Parameters, buffers and sums change, too, but only at the end of a step.
+    """
+    if w.changes and not a.whole:
+        return w.each("copy", w.like(a, a.shape), a)
+    return a
 
 
 def _number(w: Writer, value: Any) -> Place:
@@ -80,8 +96,7 @@ def _number(w: Writer, value: Any) -> Place:
 
 def _pointwise(name: str) -> Rule:
     def write(w: Writer, target: Any, *args: Any, alpha: float = 1) -> Place:
-        if alpha != 1 or (name in ("add", "sub") and len(args) > 2):
-            raise Unsupported(f"{name} with a factor")
+        args = _multiplied(w, name, args, alpha)
         if any(isinstance(a, Place) and a.whole for a in args):
             if not any(_real(a) for a in args):
                 return _integers(w, name, *args)
@@ -92,6 +107,17 @@ def _pointwise(name: str) -> Rule:
         return w.each(name, w.like(fullest, shape), *places)
 
     return write
+
+
+def _multiplied(w: Writer, name: str, args: tuple[Any, ...], alpha: float) -> tuple[Any, ...]:
+    """The arguments of a sum or a difference whose second number counts `alpha` times."""
+    if alpha == 1 and (name not in ("add", "sub") or len(args) < 3):
+        return args
+    first, second, *rest = args
+    if rest or not (isinstance(second, Place) and _real(second)):
+        raise Unsupported(f"{name} with a factor")
+    factor = w.constant(float(alpha))
+    return first, w.each("mul", w.like(second, second.shape), second, factor)
 
 
 def _real(value: Any) -> bool:
@@ -132,16 +158,21 @@ def _word(w: Writer, value: int) -> Place:
 
 
 POINTWISE = {
+    "abs": (aten.abs.default,),
     "add": (aten.add.Tensor, aten.add.Scalar),
     "and": (aten.bitwise_and.Scalar,),
     "div": (aten.div.Tensor, aten.div.Scalar),
     "eq": (aten.eq.Scalar, aten.eq.Tensor),
+    "erf": (aten.erf.default,),
     "exp": (aten.exp.default,),
     "ge": (aten.ge.Scalar, aten.ge.Tensor),
     "gt": (aten.gt.Scalar, aten.gt.Tensor),
     "le": (aten.le.Scalar, aten.le.Tensor),
     "lerp": (aten.lerp.Tensor,),
+    "log": (aten.log.default,),
     "lt": (aten.lt.Scalar, aten.lt.Tensor),
+    "maximum": (aten.maximum.default,),
+    "minimum": (aten.minimum.default,),
     "mul": (aten.mul.Tensor, aten.mul.Scalar),
     "ne": (aten.ne.Scalar, aten.ne.Tensor),
     "neg": (aten.neg.default,),
@@ -150,6 +181,7 @@ POINTWISE = {
     "shift": (aten.__rshift__.Scalar,),
     "sigmoid": (aten.sigmoid.default,),
     "sigmoid_backward": (aten.sigmoid_backward.default,),
+    "silu": (aten.silu.default,),
     "sqrt": (aten.sqrt.default,),
     "sub": (aten.sub.Tensor, aten.sub.Scalar),
     "tanh": (aten.tanh.default,),
@@ -159,6 +191,32 @@ POINTWISE = {
 }
 for _name, _targets in POINTWISE.items():
     rule(*_targets)(_pointwise(_name))
+
+
+def _in_place(name: str) -> Rule:
+    def write(w: Writer, target: Any, a: Place, *args: Any, alpha: float = 1) -> Place:
+        if a.whole or a.space != ARENA:
+            raise Unsupported(f"{name} into what is not an intermediate result")
+        a, *places = (_number(w, each) for each in _multiplied(w, name, (a, *args), alpha))
+        inputs = places if name == "copy" else [a, *places]
+        return w.each(name, a, *(_as_real(w, each) for each in inputs))
+
+    return write
+
+
+IN_PLACE = {
+    "add": (aten.add_.Tensor, aten.add_.Scalar),
+    "copy": (aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor),
+    "div": (aten.div_.Tensor, aten.div_.Scalar),
+    "exp": (aten.exp_.default,),
+    "mul": (aten.mul_.Tensor, aten.mul_.Scalar),
+    "relu": (aten.relu_.default,),
+    "sigmoid": (aten.sigmoid_.default,),
+    "sub": (aten.sub_.Tensor, aten.sub_.Scalar),
+    "tanh": (aten.tanh_.default,),
+}
+for _name, _targets in IN_PLACE.items():
+    rule(*_targets)(_in_place(_name))
 
 
 @rule(aten.threshold_backward.default)
@@ -189,10 +247,10 @@ def _pow(w: Writer, target: Any, a: Place, exponent: float) -> Place:
 @rule(aten._to_copy.default)
 def _to_copy(w: Writer, target: Any, a: Place, dtype: torch.dtype | None = None, **_: Any) -> Place:
     if dtype is None or (a.whole and dtype == torch.int64):
-        return a
+        return _copied(w, a)
     if dtype not in (w.dtype, torch.float32):
         raise Unsupported(f"a conversion to {dtype}")
-    return _as_real(w, a)
+    return _as_real(w, a) if a.whole else _copied(w, a)
 
 
 def _as_real(w: Writer, a: Place) -> Place:
@@ -205,22 +263,28 @@ def _as_real(w: Writer, a: Place) -> Place:
     return out
 
 
-@rule(aten.arange.default)
-def _arange(w: Writer, target: Any, end: int, dtype: torch.dtype | None = None, **_: Any) -> Place:
-    values = torch.arange(end, dtype=dtype)
-    if values.dtype != torch.int64 and not values.is_floating_point():
-        raise Unsupported(f"a range of {values.dtype}")
-    return w.constant(values)
-
-
 def _product(w: Writer, out: Place, a: Place, b: Place, keep: int, sign: int) -> Place:
-    (m, k), n = a.shape, b.shape[1]
+    """out = sign * a b, plus what is there if `keep`; with three axes for many pairs."""
+    (*many, m, k), n = a.shape, b.shape[-1]
     space = w.scratch(w.product_space(m, n))
-    if 1 not in out.like.stride() or any(place.whole for place in (out, a, b)):
+    places = (out, a, b)
+    if 1 not in out.like.stride()[-2:] or any(place.whole for place in places):
         raise Unsupported("a product with scattered results")
-    strides = [*a.like.stride(), *b.like.stride(), *out.like.stride()]
-    w.emit(PRODUCT, [out, a, b, space], extra=[m, n, k, *strides, keep, sign])
+    strides = [stride for place in (a, b, out) for stride in place.like.stride()[-2:]]
+    steps = [place.like.stride()[:-2] for place in places]
+    w.emit(PRODUCT, [*places, space], many, steps, [m, n, k, *strides, keep, sign])
     return out
+
+
+@rule(aten.bmm.default)
+def _bmm(w: Writer, target: Any, a: Place, b: Place) -> Place:
+    return _product(w, w.new((*a.shape[:2], b.shape[2])), a, b, 0, 1)
+
+
+@rule(aten.baddbmm.default)
+def _baddbmm(w: Writer, target: Any, bias: Place, a: Place, b: Place) -> Place:
+    out = w.each("copy", w.new((*a.shape[:2], b.shape[2])), bias)
+    return _product(w, out, a, b, 1, 1)
 
 
 @rule(aten.mm.default)
@@ -233,7 +297,7 @@ def _addmm(w: Writer, target: Any, bias: Place, a: Place, b: Place) -> Place:
     return _product(w, w.each("copy", w.new((a.shape[0], b.shape[1])), bias), a, b, 1, 1)
 
 
-@rule(torch.Tensor.addmm_)
+@rule(torch.Tensor.addmm_, torch.Tensor.baddbmm_)
 def _addmm_(w: Writer, target: Any, c: Place, a: Place, b: Place, alpha: int = 1) -> Place:
     return _product(w, c, a, b, 1, alpha)
 
@@ -301,6 +365,11 @@ def _new_zeros(w: Writer, target: Any, a: Place, shape: Sequence[int], **_: Any)
 @rule(aten.ones_like.default)
 def _ones_like(w: Writer, target: Any, a: Place, **_: Any) -> Place:
     return _filled(w, a.shape, 1.0)
+
+
+@rule(aten.empty_like.default)
+def _empty_like(w: Writer, target: Any, a: Place, **_: Any) -> Place:
+    return w.like(a, a.shape)
 
 
 @rule(aten.zeros_like.default)

@@ -115,6 +115,8 @@ class Writer:
     """How many numbers of scratch space a convolution needs."""
     product_space: Callable[[int, int], int]
     """The same for a product."""
+    changes: bool = False
+    """Whether the step changes intermediate results in place."""
     code: list[tuple[Instruction, list[Place | None]]] = field(default_factory=list)
     constants: bytearray = field(default_factory=bytearray)
     known: dict[Any, Place] = field(default_factory=dict)
@@ -145,7 +147,8 @@ class Writer:
                 data = values
             else:
                 data = torch.tensor(values, dtype=torch.float64)
-            data = (data if data.dtype == torch.int64 else data.to(self.dtype)).contiguous()
+            real = data.is_floating_point() or data.dtype == torch.bool
+            data = data.to(self.dtype if real else torch.int64).contiguous()
             self.constants += bytes(-len(self.constants) % 8)
             self.held.append(values)  # as long as it lives, no other object has its id
             self.known[name] = Place(CONSTANTS, len(self.constants), data.to("meta"))

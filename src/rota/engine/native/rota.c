@@ -98,7 +98,8 @@ enum {
   CODE_PRODUCT = 100, CODE_SUM, CODE_LOG_SOFTMAX, CODE_LOG_SOFTMAX_BACKWARD, CODE_NLL,
   CODE_NLL_BACKWARD, CODE_CONVOLUTION, CODE_WEIGHT_GRADIENT, CODE_INPUT_GRADIENT, CODE_POOL,
   CODE_POOL_BACKWARD, CODE_EMBEDDING, CODE_EMBEDDING_BACKWARD, CODE_UNIFORM, CODE_REAL, CODE_FILL,
-  CODE_INT_ADD, CODE_INT_MUL, CODE_INT_XOR, CODE_INT_SHIFT, CODE_INT_AND, CODE_LAYER_BACKWARD
+  CODE_INT_ADD, CODE_INT_MUL, CODE_INT_XOR, CODE_INT_SHIFT, CODE_INT_AND, CODE_LAYER_BACKWARD,
+  CODE_SOFTMAX, CODE_SOFTMAX_BACKWARD, CODE_NORM, CODE_NORM_BACKWARD
 };
 
 #define AT(i) ((R *)(base[in->at[i].space] + in->at[i].offset))
@@ -196,9 +197,12 @@ static int64_t execute(const Instruction *in, char *const *base, Row *row) {
     return TRAINED;
   }
   switch (in->code) {
-  case CODE_PRODUCT: /* c a b space; extra: m n k, strides of a, b and c, keep, sign */
-    product(e[0], e[1], e[2], AT(1), e[3], e[4], AT(2), e[5], e[6], AT(0), e[7], e[8], (int)e[9],
-            (R)e[10], AT(3));
+  case CODE_PRODUCT: /* c a b space; n[0] products, or one without axes;
+                        extra: m n k, strides of a, b and c, keep, sign */
+    for (int64_t i = 0, many = in->dims ? n[0] : 1; i < many; i++)
+      product(e[0], e[1], e[2], AT(1) + i * in->at[1].stride[0], e[3], e[4],
+              AT(2) + i * in->at[2].stride[0], e[5], e[6], AT(0) + i * in->at[0].stride[0], e[7],
+              e[8], (int)e[9], (R)e[10], AT(3));
     break;
   case CODE_LAYER_BACKWARD: /* dx dy w x; extra: as above, and at 13 the scratch space */
     layer_backward(e, AT(0), AT(1), AT(2), AT(3), (R *)(base[ARENA] + e[13]));
@@ -221,6 +225,43 @@ static int64_t execute(const Instruction *in, char *const *base, Row *row) {
       for (int64_t j = 0; j < n[1]; j++) total += g[j];
       for (int64_t j = 0; j < n[1]; j++) o[j] = g[j] - exponential(out[j]) * total;
     }
+    break;
+  case CODE_SOFTMAX: /* o a; n[0] rows of n[1] numbers; extra: whether rows of -inf give 0 */
+    for (int64_t i = 0; i < n[0]; i++) {
+      R *o = AT(0) + i * n[1], most = -INFINITY, total = 0;
+      const R *a = AT(1) + i * n[1];
+      for (int64_t j = 0; j < n[1]; j++) most = a[j] <= most ? most : a[j];
+      if (e[0] && most == -INFINITY) {
+        memset(o, 0, (size_t)n[1] * sizeof(R));
+        continue;
+      }
+      for (int64_t j = 0; j < n[1]; j++) o[j] = a[j] == -INFINITY ? 0 : exponential(a[j] - most);
+      for (int64_t j = 0; j < n[1]; j++) total += o[j];
+      for (int64_t j = 0; j < n[1]; j++) o[j] /= total;
+    }
+    break;
+  case CODE_SOFTMAX_BACKWARD: /* o g out: o = out (g - sum g out) */
+    for (int64_t i = 0; i < n[0]; i++) {
+      R *o = AT(0) + i * n[1], total = 0;
+      const R *g = AT(1) + i * n[1], *out = AT(2) + i * n[1];
+      for (int64_t j = 0; j < n[1]; j++) total += g[j] * out[j];
+      for (int64_t j = 0; j < n[1]; j++) o[j] = out[j] * (g[j] - total);
+    }
+    break;
+  case CODE_NORM: { /* o a stats; n[0] x n[1] groups of n[2] x n[3] numbers; extra: eps as bits */
+    const int64_t *so = in->at[0].stride, *sa = in->at[1].stride;
+    double eps;
+    memcpy(&eps, e, sizeof eps);
+    for (int64_t i = 0; i < n[0]; i++)
+      for (int64_t j = 0; j < n[1]; j++)
+        normalise(n, AT(0) + i * so[0] + j * so[1], so, AT(1) + i * sa[0] + j * sa[1], sa,
+                  AT(2) + 2 * (i * n[1] + j), (R)eps);
+    break;
+  }
+  case CODE_NORM_BACKWARD: /* dx g x stats; n[0] rows of n[1] numbers */
+    for (int64_t i = 0; i < n[0]; i++)
+      normalise_backward(n[1], AT(0) + i * n[1], AT(1) + i * n[1], AT(2) + i * n[1],
+                         AT(3) + 2 * i);
     break;
   case CODE_NLL: /* loss log_p labels; extra: the label that has no loss */
     for (int64_t i = 0; i < n[0]; i++) {

@@ -29,7 +29,8 @@ DIMS, OPERANDS, EXTRA = 5, 4, 16
 
 ELEMENTWISE = (
     "copy add sub mul div neg relu sigmoid tanh exp sqrt rsqrt square pow threshold_backward "
-    "sigmoid_backward tanh_backward ge gt le lt eq ne lerp clamp where"
+    "sigmoid_backward tanh_backward ge gt le lt eq ne lerp clamp where "
+    "abs log maximum minimum erf gelu gelu_backward silu"
 )
 EACH = {name: code for code, name in enumerate(ELEMENTWISE.split())}
 """The codes of elementwise operators, in the order of elementwise.h. All are below PRODUCT."""
@@ -57,7 +58,11 @@ EACH = {name: code for code, name in enumerate(ELEMENTWISE.split())}
     INT_SHIFT,
     INT_AND,
     LAYER_BACKWARD,
-) = range(100, 122)
+    SOFTMAX,
+    SOFTMAX_BACKWARD,
+    NORM,
+    NORM_BACKWARD,
+) = range(100, 126)
 
 TRAINED, UNTRAINED, TOKEN_OUTSIDE, LABEL_OUTSIDE = range(4)
 """How a row's training ended."""

@@ -6,11 +6,13 @@ An operator that has no rule raises `Unsupported`, and the step then runs as tor
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from rota.engine.native import layers  # noqa: F401  its rules
+from rota.engine.native import activations, layers, norms  # noqa: F401  their rules
 from rota.engine.native.operators import RULES
 from rota.engine.native.program import Code, Place, Unsupported, Writer
 from rota.engine.native.structures import LAYER_BACKWARD, PARAMS, PRODUCT
@@ -20,6 +22,7 @@ def translate(graph: fx.Graph, inputs: list[Place], writer: Writer) -> Code:
     """The instructions of a step that works in place (trace.fuse), whose inputs lie there."""
     held: dict[fx.Node, Any] = {}
     given = iter(inputs)
+    writer.changes = any(map(_changes, graph.nodes))
     for node in graph.nodes:
         try:
             held[node] = _translated(node, held, given, writer)
@@ -32,20 +35,48 @@ def translate(graph: fx.Graph, inputs: list[Place], writer: Writer) -> Code:
 
 
 def _translated(node: fx.Node, held: dict[fx.Node, Any], given: Any, writer: Writer) -> Any:
-    """The place or places of a node's result."""
+    """The place or places of a node's result, or a tensor that is the same in every step."""
     if node.op == "placeholder":
         return next(given)
     if node.op == "get_attr":
-        return writer.constant(getattr(node.graph.owning_module, str(node.target)))
+        return getattr(node.graph.owning_module, str(node.target)).clone()
     if node.op != "call_function":
         return None
-    args: Any = fx.node.map_arg(node.args, held.__getitem__)
-    kwargs: Any = fx.node.map_arg(node.kwargs, held.__getitem__)
     if node.target is operator.getitem:
-        return args[0][args[1]]
+        return held[node.args[0]][node.args[1]]  # type: ignore[index]
+    if isinstance(node.target, torch._ops.OpOverload) and not _varies(node, held):
+        args, kwargs = _given(node, held.__getitem__)
+        return node.target(*args, **kwargs)
     if node.target not in RULES:
         raise Unsupported(str(node.target))
+
+    def place(node: fx.Node) -> Any:
+        value = held[node]
+        return writer.constant(value) if isinstance(value, Tensor) else value
+
+    args, kwargs = _given(node, place)
     return RULES[node.target](writer, node.target, *args, **kwargs)
+
+
+def _given(node: fx.Node, value: Callable[[fx.Node], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a node, with a value in place of each node."""
+    args: Any = fx.node.map_arg(node.args, value)
+    kwargs: Any = fx.node.map_arg(node.kwargs, value)
+    return args, kwargs
+
+
+def _varies(node: fx.Node, held: dict[fx.Node, Any]) -> bool:
+    """Whether a node depends on a place, so that it is not the same in every step."""
+    values = [held[each] for each in node.all_input_nodes]
+    return not all(isinstance(each, Tensor) for each in values)
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether a node of the trace changes numbers in place; updates (trace.fuse) come later."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.inplace_view in target.tags:
+        return False
+    return target._schema.is_mutable
 
 
 def _join_updates(w: Writer) -> None:
@@ -56,12 +87,13 @@ def _join_updates(w: Writer) -> None:
     """
     for later in reversed(range(len(w.code))):
         update, places = w.code[later]
-        if update.code != PRODUCT or places[0] is None or places[0].space != PARAMS:
+        alone = update.code == PRODUCT and not update.dims
+        if not alone or places[0] is None or places[0].space != PARAMS:
             continue
         changed, dy_turned, x, _ = places
         users = (i for i in reversed(range(later)) if _uses(w.code[i][1], changed))
         earlier = next(users, None)
-        if earlier is None or w.code[earlier][0].code != PRODUCT:
+        if earlier is None or w.code[earlier][0].code != PRODUCT or w.code[earlier][0].dims:
             continue
         back, (dx, dy, read, space) = w.code[earlier]
         fits = _same(read, changed) and _same(dy, dy_turned) and _fit(back.extra, update.extra)
