@@ -43,6 +43,7 @@ from rota.submodel import (
 from rota.submodel.choice import Importance, Random, Rolling, Wanted, split
 from rota.submodel.cut import SubModel, build, keep
 from rota.submodel.times import DRIFT, POWER, UNSURE, Times
+from rota.submodel.told import told
 from rota.submodel.units import find_units
 from rota.weights import read
 
@@ -86,6 +87,15 @@ def chunk(plan: Plan, row: int, update: torch.Tensor, ok: bool = True) -> Chunk:
 
 def test_units_of_a_small_network() -> None:
     assert [layer.size for layer in UNITS.layers] == [8, 6]
+
+
+def test_the_slowest_client_was_asked() -> None:
+    """Also if nobody took any time: client 0 is not in this plan."""
+    ones = np.ones(2)
+    plan = Plan(np.array([3, 5]), np.zeros(2, int), ones, ones, np.array([0, 1]), (part(0.5, 0.5),))
+    seen = Seen.nothing(2)
+    seen.costs.seconds[:] = 0.0
+    assert told(["a"], plan, seen)["slowest"] == {"client": 3, "seconds": 0.0, "width": 1.0}
 
 
 # --- estimators

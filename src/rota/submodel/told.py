@@ -32,7 +32,7 @@ def told(names: list[str], plan: Plan, seen: Seen) -> dict[str, Any]:
     slowest = None
     if np.isfinite(seen.seconds).any():
         by_client = np.bincount(plan.client, np.nan_to_num(seen.seconds))
-        client = int(by_client.argmax())
+        client = int(plan.client[by_client[plan.client].argmax()])  # all may have taken no time
         narrow = float(width[plan.client == client].min())
         slowest = {"client": client, "seconds": float(by_client[client]), "width": narrow}
     return {
