@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import rota
-from rota_lab import api
+from rota_lab import api, words
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[1]
 def test_the_page_is_up_to_date() -> None:
     written = (ROOT / "docs" / "api.md").read_text()
     assert written == api.page(), "run: python -m rota_lab.api > docs/api.md"
+
+
+def test_what_the_shell_completes_is_up_to_date() -> None:
+    written = (ROOT / "src" / "rota" / "cli" / "words.json").read_text()
+    assert written == words.page(), "run: python -m rota_lab.words > src/rota/cli/words.json"
 
 
 @pytest.mark.parametrize("name", api.MODULES)

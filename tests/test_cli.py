@@ -282,6 +282,55 @@ def test_the_shell_completes(
     assert all(word.startswith(current) for word in found)
 
 
+SCRIPT = """
+source <(_ROTA_COMPLETE=source_bash rota)
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+_rota_completion rota
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+"""What bash does when somebody presses the tab key; it splits words at "="."""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("fedavg-digits --set sampler.b", ["sampler.budget=", "sampler.budget=5"]),
+        ("fedavg-digits --set sampler = kvi", ["kvib", "kvib-full"]),
+        ("fedavg-digits --set sampler = kvib --set sampler.g", ["sampler.gamma="]),
+        ("fedavg-digits --set task.0.opt", ["task.0.optimizer=", "task.0.optimizer=sgd"]),
+        ("fedavg-digits --set task.optimizer = ", ["sgd", "adam", "adamw"]),
+        ("fedavg-digits --set task.nesterov = t", ["true"]),
+        ("fedavg-digits --engine = seq", ["sequential"]),
+        ("none.toml --set round", ["rounds="]),
+        ("fedavg-digits --vary estimator = unbiased,fedav", ["unbiased,fedavg"]),
+        ("fedavg-digits --vary estimator = fedavg,fedav", []),
+        (
+            "fedavg-digits --vary task.partition.c",
+            ["task.partition.clients=", "task.partition.clients=20"],
+        ),
+    ],
+)
+def test_bash_completes_settings_without_torch(
+    words: str, offered: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is loaded')\n")
+    path = f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"
+    command = "compare" if "--vary" in words else "run"
+    done = subprocess.run(
+        ["bash", "-c", SCRIPT, "bash", "rota", command, *words.split(" ")],
+        env=in_front(tmp_path) | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    found = done.stdout.split()
+    assert found[: len(offered)] == offered
+    assert bool(found) == bool(offered)
+
+
 def test_an_engine_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(engine.ENGINES) == list(choices.ENGINES)
     known = f"--engine {'|'.join(['auto', *engine.ENGINES])}"

@@ -17,6 +17,7 @@ from rota.cli import loading
 from rota.cli.bench import bench
 from rota.cli.client import client
 from rota.cli.compare import compare
+from rota.cli.complete import in_bash
 from rota.cli.demo import demo
 from rota.cli.doctor import doctor
 from rota.cli.keys import keys
@@ -75,7 +76,7 @@ def status(words: list[str]) -> int:
         from rota.cli.progress import messages, say
 
     try:
-        with messages():
+        with messages(), in_bash():
             ended = int(app(words, prog_name="rota", standalone_mode=False) or 0)
         if ended == 130:  # typer's way to pass on a Ctrl-C
             say("rota: interrupted")

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from rota.cli import loading
-from rota.cli.options import Device, Json, starting, works
+from rota.cli.complete import known, starting
+from rota.cli.options import Device, Json
 from rota.cli.output import print_json, print_line, print_names
 from rota.errors import BadInput
 
@@ -19,7 +20,7 @@ def bench(
         typer.Argument(
             metavar="[WORK]",
             help="What to train; without it, list the works.",
-            autocompletion=starting(works),
+            autocompletion=starting(lambda: known()["works"]),
         ),
     ] = None,
     device: Device = "auto",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rota.cli import loading
+from rota.cli.complete import varying
 from rota.cli.options import (
     Allow,
     Device,
@@ -36,6 +37,7 @@ def compare(
         list[str],
         typer.Option(
             metavar="KEY=A,B,...",
+            autocompletion=varying,
             help="What to vary. Several of these make all combinations;"
             " K+L=A+B,C+D varies two keys together.",
         ),

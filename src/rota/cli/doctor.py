@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from rota.cli import loading
-from rota.cli.options import Allow, Json, Set, recipes, starting
+from rota.cli.complete import recipes, starting
+from rota.cli.options import Allow, Json, Set
 from rota.cli.output import print_json, print_line
 from rota.cli.profile import profile as measure
 from rota.errors import BadInput

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from rota.cli import loading
-from rota.cli.options import Json, kinds, starting
+from rota.cli.complete import members, starting
+from rota.cli.options import Json
 from rota.cli.output import print_json, print_line
 from rota.errors import BadInput, did_you_mean
 
@@ -20,7 +21,7 @@ def list_(
             metavar="[KIND | NAME]",
             help="What to list, such as recipes, samplers or models, or one member such as kvib; "
             "default: everything.",
-            autocompletion=starting(kinds),
+            autocompletion=starting(members),
         ),
     ] = None,
     as_json: Json = False,
@@ -38,7 +39,7 @@ def list_(
         from rota import recipe
         from rota.recipe import registry
 
-    known = kinds()
+    known = ["recipes", *registry.kinds()]
     if kind is not None and kind not in known:
         named = [*recipe.names(), *(name for table in registry.kinds().values() for name in table)]
         if kind not in named:

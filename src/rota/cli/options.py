@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
+from rota.cli.complete import recipes, setting, starting
 from rota.running.choices import DEVICES, ENGINES, PRECISIONS
 from rota.track import TRACKERS
 
@@ -32,35 +33,6 @@ def one_of(names: Iterable[str], *more: str, like: str = "") -> dict[str, Any]:
     return {"parser": parse, "metavar": "|".join(known()), "autocompletion": starting(known)}
 
 
-def starting(words: Callable[[], list[str]]) -> Callable[[str], list[str]]:
-    """Shell completion from a list that is made only when it is needed."""
-    return lambda incomplete: [word for word in words() if word.startswith(incomplete)]
-
-
-def recipes() -> list[str]:
-    from rota import recipe
-
-    return recipe.names()
-
-
-def kinds() -> list[str]:
-    from rota.recipe import registry
-
-    return ["recipes", *registry.kinds()]
-
-
-def reproductions() -> list[str]:
-    from rota_lab import reproduce
-
-    return list(reproduce.REPRODUCTIONS)
-
-
-def works() -> list[str]:
-    from rota_lab import bench
-
-    return list(bench.names())
-
-
 Recipe = Annotated[
     str,
     typer.Argument(
@@ -75,6 +47,7 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change a key of the recipe; KEY= removes it. May be given many times.",
+        autocompletion=setting,
     ),
 ]
 Allow = Annotated[

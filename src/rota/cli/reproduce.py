@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from rota.cli import loading
-from rota.cli.options import Json, one_of, reproductions, starting
+from rota.cli.complete import known, starting
+from rota.cli.options import Json, one_of
 from rota.cli.output import print_json, print_line, print_names
 from rota.errors import BadInput
 from rota.running.choices import DEVICES, PRECISIONS
@@ -21,7 +22,7 @@ def reproduce(
         typer.Argument(
             metavar="[NAME]",
             help="A table or figure of the sources; without it, list them.",
-            autocompletion=starting(reproductions),
+            autocompletion=starting(lambda: known()["reproductions"]),
         ),
     ] = None,
     quick: Annotated[
