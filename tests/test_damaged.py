@@ -23,6 +23,7 @@ from rota.data import SOURCES, fit, memory, partition, synthetic
 from rota.data.federation import Examples
 from rota.errors import BadInput
 from rota.plan import Task
+from rota.world.devices import DEVICES
 
 X, Y = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
 
@@ -237,6 +238,19 @@ def leaf_fuzz(root: Path, number: int) -> int:
     return fuzz(place, "0.json", leaf(users), SOURCES["femnist"], number)
 
 
+def devices_fuzz(root: Path, number: int) -> int:
+    """Files of devices: those that are accepted give every client a finite time."""
+    good = Path(__file__).parents[1] / "examples" / "devices.jsonl"
+
+    def load() -> None:
+        profile = DEVICES["trace"](file=root / "devices.jsonl").profile(7, 1)
+        for now in (1, 30):
+            times = profile.seconds(np.arange(7), np.full(7, 1e9), np.full(7, 1e6), now)
+            assert all(np.isfinite(each).all() and (each >= 0).all() for each in times)
+
+    return fuzz(root, "devices.jsonl", good.read_bytes(), load, number)
+
+
 @pytest.fixture
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ROTA_DATA", str(tmp_path))
@@ -248,14 +262,16 @@ def test_files_damaged_at_random(own_data: Path) -> None:
     (own_data / "clients").mkdir()
     assert npz_fuzz(own_data / "clients", 200) > 100
     assert leaf_fuzz(own_data, 60) > 10
+    assert devices_fuzz(own_data, 200) > 50
 
 
 @pytest.mark.faults
 @pytest.mark.filterwarnings("ignore")
 def test_ten_thousand_files_damaged_at_random(own_data: Path) -> None:
     (own_data / "clients").mkdir()
-    assert npz_fuzz(own_data / "clients", 9000) > 4000
+    assert npz_fuzz(own_data / "clients", 8000) > 4000
     assert leaf_fuzz(own_data, 1000) > 200
+    assert devices_fuzz(own_data, 1000) > 300
 
 
 LEAF: dict[str, tuple[Any, str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ def test_every_member_has_a_device_for_each_client(name: str) -> None:
             assert seconds.shape == (clients,)
             assert (np.isfinite(seconds) & (seconds > 0)).all()
             np.testing.assert_array_equal(seconds, computing(again, clients, now))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_file_of_devices_is_a_file(tmp_path: Path, kind: str) -> None:
+    """Or a run would wait for ever, or fill its memory."""
+    path = Path(os.devnull) if kind == "device" else tmp_path / "devices.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    with pytest.raises(BadInput, match=r"cannot read the devices of .* \(it is not a file\)"):
+        Trace(file=path).profile(2, 0)
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -52,7 +52,10 @@ class Trace:
 def read(file: str | Path) -> Trace:
     """Read a file of devices."""
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        path = Path(file).expanduser()
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+            raise OSError("it is not a file")
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or first_line(error)
         raise BadInput(f"cannot read the devices of {shown(str(file))} ({why})") from error
