@@ -396,6 +396,29 @@ def test_rounds_with_parts_are_measured_against_rounds_without(tmp_path: Path) -
     assert "| two_nn | 3 | 20% | 0.5 |" in page(tmp_path)
 
 
+def test_a_fleet_is_measured_beside_flowers_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its table and page; the rounds themselves are real processes of a faults test."""
+    pytest.importorskip("flwr")
+    from rota_lab.bench import fleet
+
+    monkeypatch.setattr(fleet, "resident", lambda nodes, clients, rounds: ([0.1 * nodes], 2**20))
+    monkeypatch.setattr(fleet, "by_flower", lambda system, nodes, rounds: [2.0 * nodes] * rounds)
+    out = tmp_path / "fleet-2-cores.json"
+    status, text, err = call("fleet", "--json", "--rounds", 3, "--out", out)
+    rows = json.loads(text)
+    assert status == 0, err
+    for row in rows:
+        assert row.keys() >= COLUMNS
+        own = row["system"] == fleet.RESIDENT
+        assert row["ratio"] == pytest.approx(1 if own else None if row["nodes"] == 100 else 20)
+        assert (row["server_bytes"] is None) != own
+    assert {row["clients"] for row in rows} == {5, 20, 100}
+    assert len(bench.table(bench.Timings("fleet", rows))) == 1 + len(rows) + 2
+    assert "| flower-fedavg | 5 | 5 | 10 | 10 | 20.00 | – |" in page(tmp_path)
+
+
 def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

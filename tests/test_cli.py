@@ -876,3 +876,14 @@ def test_an_interrupted_run_prints_the_line_that_finishes_it(
 def test_a_run_folders_config_names_everything(done: Path) -> None:
     config = tomllib.loads((done / "config.toml").read_text())
     assert config == recipe.resolve(recipe.override(recipe.read("fedavg-digits"), "rounds=2"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--battery", 101), ("--memory", -1), ("--daily", -1), ("--slow", 0.5), ("--idle", 0)],
+)
+def test_what_an_owner_cannot_mean(option: str, value: float, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    outcome = call("client", "--data", tmp_path, option, value)
+    assert outcome.status == 2
+    assert f"{option} is {value:g}: it must be at least" in outcome.err

@@ -79,24 +79,20 @@ def same(one: Any, two: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "policies",
-    [
-        {},
-        {"channel": Quantised(bits=4)},
-        {"submodel": SUBMODELS["fjord"]()},
-        {"submodel": SUBMODELS["fjord"](distil=True)},
-        {"submodel": SUBMODELS["heterofl"]()},
-        {"grouping": Ifca(groups=2), "capacity": Whole()},
-        {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
-        {"sampler": SAMPLERS["mmfl-lvr"](budget=5)},
-        {"sampler": SAMPLERS["mmfl-gvr"](budget=5)},
-    ],
-    ids=[
-        *("parts", "quantised", "nested", "distilled", "scaled"),
-        *("groups", "scaffold", "losses", "norms"),
-    ],
-)
+POLICIES: dict[str, dict[str, Any]] = {
+    "parts": {},
+    "quantised": {"channel": Quantised(bits=4)},
+    "nested": {"submodel": SUBMODELS["fjord"]()},
+    "distil": {"submodel": SUBMODELS["fjord"](distil=True)},
+    "scaled": {"submodel": SUBMODELS["heterofl"]()},
+    "groups": {"grouping": Ifca(groups=2), "capacity": Whole()},
+    "scaffold": {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
+    "losses": {"sampler": SAMPLERS["mmfl-lvr"](budget=5)},
+    "norms": {"sampler": SAMPLERS["mmfl-gvr"](budget=5)},
+}
+
+
+@pytest.mark.parametrize("policies", POLICIES.values(), ids=POLICIES)
 def test_a_run_is_that_of_the_reference_engine(policies: Any, tmp_path: Path) -> None:
     experiment = setting(**policies)
     check(experiment)
@@ -131,6 +127,31 @@ def test_a_client_trains_only_what_its_owner_allows(tmp_path: Path) -> None:
 
 
 # --- real processes
+
+
+@needs_flower
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flwr's own
+def test_real_processes_give_the_same_numbers_with_any_policies(tmp_path: Path) -> None:
+    from rota.flower.serve import fleet_at
+
+    port = free_port()
+    nodes = Nodes(f"127.0.0.1:{port}", dealt(setting(), tmp_path, 3))
+    try:
+        with fleet_at(f"127.0.0.1:{port}", rules=PATIENT) as fleet:
+            fleet.tasks = setting().names
+            await_clients(fleet, [str(client) for client in range(6)], 240)
+            for name, policies in POLICIES.items():
+                experiment = setting(**policies)
+                engine, plain = Remote(experiment, fleet, CPU, ()), make("sequential", experiment)
+                mine, other = (loop.begin(experiment, each) for each in (engine, plain))
+                for _ in range(2):
+                    mine, line = loop.play(experiment, engine, mine)
+                    other, _ = loop.play(experiment, plain, other)
+                    assert not line["failures"], name
+                assert same(mine, other), name
+    finally:
+        nodes.close()
 
 
 @needs_flower

@@ -187,7 +187,7 @@ clientapp = "rota.flower.app:client"
 def test_flwr_run_on_stock_supernodes(tmp_path: Path) -> None:
     """Processes of Flower's own alone."""
     from rota.flower import superlink
-    from rota_lab.fleet import process
+    from rota_lab.bench.fleet import process
 
     superlink.quiet()
     data, port = federation([9, 12, 20, 31]), superlink.free_port()

@@ -8,26 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import federation, linear
-from fleets import Nodes, Without, dealt
+from fleets import HASTY, PATIENT, Nodes, bench, dealt, until
 
-from rota import loop
-from rota.engine import Options, make
 from rota.experiment import Experiment
-from rota.flower.engine import Remote, await_clients
-from rota.flower.fleet import Rules
 from rota.flower.superlink import Kept, free_port
 from rota.plan import Task
-from rota.sampling import Full
 
 pytestmark = [
     pytest.mark.faults,
@@ -37,79 +27,6 @@ pytestmark = [
         reason="Flower is not installed: pip install 'rota[flower]'",
     ),
 ]
-PATIENT = Rules(deadline=90, ordered=True)
-HASTY = Rules(deadline=8, ordered=True)
-
-
-class Bench:
-    """A fleet of three nodes with six clients, and the reference run beside it."""
-
-    def __init__(self, fleet: Any, nodes: Nodes, experiment: Experiment) -> None:
-        self.fleet, self.nodes, self.experiment = fleet, nodes, experiment
-        self.plain = Without(make("sequential", experiment, "cpu"))
-        self.engine = Remote(experiment, fleet, Options(torch.device("cpu")), ())
-        self.mine = loop.begin(experiment, self.engine)
-        self.other = loop.begin(experiment, self.plain)
-
-    def play(self, failed: set[int] | None = None) -> dict[int, str]:
-        """A round, in which these clients fail; the model is that of the reference run."""
-        self.mine, line = loop.play(self.experiment, self.engine, self.mine)
-        reasons = {each["client"]: each["reason"] for each in line["failures"]}
-        self.plain.failed = set(reasons)
-        self.other, _ = loop.play(self.experiment, self.plain, self.other)
-        for one, two in zip(self.mine.models, self.other.models, strict=True):
-            assert torch.equal(one.params, two.params), reasons
-        if failed is not None:
-            assert set(reasons) == failed, reasons
-        return reasons
-
-    def worker(self, node: int) -> int:
-        """The process with torch of a node."""
-        parent = self.nodes.running[node].pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return int(children[0])
-
-
-@contextmanager
-def bench(
-    root: Path, kept: list[Kept] | None = None, database: Path | None = None
-) -> Iterator[Bench]:
-    from rota.flower import superlink
-    from rota.flower.serve import fleet_at
-
-    experiment = Experiment(
-        [Task(linear, federation([9, 12, 20, 31, 8, 17]), batch=4, name="a")],
-        sampler=Full(),
-        seed=3,
-        rounds=50,
-    )
-    address = f"127.0.0.1:{free_port()}"
-    nodes = Nodes(address, dealt(experiment, root, 3))
-    begin = Kept.start
-    if kept is not None:  # to know the SuperLink's process
-
-        def start(self: Kept) -> None:
-            begin(self)
-            kept.append(self)
-
-        superlink.Kept.start = start  # type: ignore[method-assign]
-    try:
-        with fleet_at(address, rules=PATIENT, database=database) as fleet:
-            fleet.tasks = ["a"]
-            await_clients(fleet, [str(client) for client in range(6)], 90)
-            one = Bench(fleet, nodes, experiment)
-            one.play(set())
-            yield one
-    finally:
-        superlink.Kept.start = begin  # type: ignore[method-assign]
-        nodes.close()
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_workers_nodes_and_rounds(tmp_path: Path) -> None:
@@ -238,6 +155,31 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     shown.send_signal(signal.SIGINT)
     assert shown.wait(60) == 130
     shown.stderr.close()
+    until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started), 20)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_demonstration_ends_by_itself(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "rota", "demo", "flower", "--rounds", "4", "--nodes", "3"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    shown = subprocess.Popen(
+        [*words, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert shown.stderr is not None
+    shown.stderr.readline()
+    until(lambda: len(descendants(shown.pid)) >= 4, 240)
+    started = descendants(shown.pid)
+    out, said = shown.communicate(timeout=500)
+    assert shown.returncode == 0, said
+    assert said.count("round ") >= 4
+    found = json.loads(out)
+    assert found["accuracy"]["with FLuID"] > 0.5
+    assert found["accuracy"]["without"] > 0.5
+    assert 0 < found["width"] <= 1
     until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started), 20)
     assert not list(tmp_path.iterdir())
 

@@ -204,3 +204,12 @@ def test_a_reply_counts_for_its_own_rows_alone(tmp_path: Path) -> None:
     chunks = list(remote._read(job, Answer(asks[0], other, 1.0)))
     assert [int(chunk.rows[0]) for chunk in chunks] == asks[0].rows.tolist()
     assert all(chunk.reason[0] for chunk in chunks)
+
+
+def test_nobody_can_know_the_number_of_anothers_letter() -> None:
+    """Flower numbers messages by what is in them, and takes replies from who knows the number."""
+    pytest.importorskip("flwr")
+    from rota.flower.records import to_records
+
+    letter = Letter("train", {"version": 1})
+    assert to_records(letter).object_id != to_records(letter).object_id

@@ -13,11 +13,13 @@ from conftest import federation, linear
 from fleets import posted
 
 from rota import loop
+from rota.engine import make
 from rota.errors import BadInput
 from rota.estimate import FedVarp, Mifa
 from rota.estimate.memory import settle
 from rota.experiment import Experiment
-from rota.flower.fleet import FIRST, SLACK, Fleet, Rules
+from rota.flower import engine as engine_of_fleets
+from rota.flower.fleet import FIRST, LOT, SLACK, Fleet, Rules
 from rota.flower.letter import Letter, Refused
 from rota.flower.limits import Limits
 from rota.flower.present import Present
@@ -280,3 +282,51 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     reasons = {each["client"]: each["reason"] for each in line["failures"]}
     assert reasons.keys() == {1, 3}
     assert all("would not fit" in why or "may use" in why for why in reasons.values())
+
+
+def test_the_servers_memory_does_not_grow_with_the_cohort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few letters are under way, and each reply has the rows of few clients, of however many."""
+    data = federation([4] * 60)
+    experiment = Experiment([Task(linear, data, batch=4, name="a")], sampler=Full(), seed=1)
+    rules = Rules(ordered=True)
+    plain = make("sequential", experiment, "cpu")
+    whole, _ = loop.play(experiment, plain, loop.begin(experiment, plain))
+    each = whole.models[0].nbytes
+    monkeypatch.setattr(engine_of_fleets, "PORTION", 3 * each)
+    for nodes in (3, 20):
+        engine = posted(experiment, tmp_path / str(nodes), nodes, rules)
+        wire: Any = engine.fleet.wire
+        send, most = wire.send, [0, 0]
+
+        def watched(letters: Any, seconds: float) -> Any:
+            keys = send(letters, seconds)  # noqa: B023
+            most[0] = max(most[0], len(wire.box))  # noqa: B023
+            rows = [len(reply.head["rows"]) for reply in wire.box.values()]  # noqa: B023
+            most[1] = max(most[1], *rows)  # noqa: B023
+            return keys
+
+        wire.send = watched
+        state, line = loop.play(experiment, engine, loop.begin(experiment, engine))
+        assert not line["failures"]
+        assert most == [min(nodes, LOT), 3]
+        assert torch.equal(state.models[0].params, whole.models[0].params)
+
+
+def test_a_client_that_moves_to_another_node(tmp_path: Path) -> None:
+    """As long as the old node is there it has the client; then the new one is asked again."""
+    experiment = Experiment(
+        [Task(linear, federation(SIZES), batch=3, name="a")], sampler=Full(), seed=1
+    )
+    engine = posted(experiment, tmp_path, 2)
+    fleet, wire = engine.fleet, cast(Any, engine.fleet.wire)
+    wire.works.append(wire.works[0])
+    fleet.wait(lambda: len(fleet.members) == 3, 10)
+    assert [fleet.home[name] for name in "0123"] == [0, 1, 0, 1]
+    wire.nodes = lambda: [1, 2]
+    fleet.wait(lambda: fleet.home["0"] == 2, 10)
+    assert [fleet.home[name] for name in "0123"] == [2, 1, 2, 1]
+    wire.nodes = lambda: [0, 1, 2]  # what comes back finds its place taken
+    fleet.wait(lambda: len(fleet.members) == 3, 10)
+    assert fleet.home["0"] == 2

@@ -61,6 +61,7 @@ def client(
       rota client --data mine --server example.org:9092 --root ca.crt --key me
     """
     import logging
+    import math
 
     from rota.flower import node, superlink
     from rota.flower.limits import Limits
@@ -79,8 +80,18 @@ def client(
             raise BadInput(f"{word} {file} is not a file")
     if not data.is_dir():
         raise BadInput(f"{data} is not a folder: give the folder with the client's .npz files")
-    if not slow >= 1:
-        raise BadInput(f"slow is {slow:g}: it must be at least 1")
+    bounds = {
+        "--threads": (threads, 0, math.inf),
+        "--memory": (memory, 0, math.inf),
+        "--battery": (battery, 0, 100),
+        "--daily": (daily, 0, math.inf),
+        "--slow": (slow, 1, 1000),
+        "--idle": (idle, 0.01, 3600),
+    }
+    for word, (value, low, high) in bounds.items():
+        if value is not None and not low <= value <= high:
+            upto = f" and at most {high}" if high < math.inf else ""
+            raise BadInput(f"{word} is {value:g}: it must be at least {low:g}{upto}")
     state = (state or data / ".rota").absolute()
     traffic = None if daily is None else daily * 1e6
     settings = node.Settings(

@@ -155,6 +155,7 @@ def demo(rounds: int, nodes: int, say: Callable[[str], None], show: Callable[[An
     address = f"127.0.0.1:{superlink.free_port()}"
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-demo-")))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "torch")  # torch makes it in any case
         folders = store.write(task.federation, root, nodes)
         say(f"starting a SuperLink at {address} and {nodes} nodes; node {slow} is slow")
         stack.enter_context(nodes_of(folders, address, slow, times))

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 COUNTED = 1e15
 """More steps than any client takes."""
+PORTION = 16 << 20
+"""A node with many clients replies in letters of about so many bytes, so that the server's memory
+does not grow with the cohort."""
+ROOM, LINE, TIMES = 8 << 20, 1000, 4
+"""A reply has at most so many bytes; and more for each row, and its model so many times."""
 
 
 class Remote:
@@ -152,7 +157,7 @@ class Remote:
     def _asks(
         self, job: Job, kind: str, more: dict[str, Any]
     ) -> tuple[list[Ask], list[tuple[int, str]]]:
-        """One letter per node, and the rows that nobody can be asked for."""
+        """The nodes' letters, and the rows that nobody can be asked for."""
         self.fleet.refresh()
         groups: dict[int, list[int]] = {}
         absent = []
@@ -164,7 +169,8 @@ class Remote:
                 groups.setdefault(self.fleet.home[self.ids[client]], []).append(row)
         shared: dict[tuple[int, int], bytes] = {}
         asks = []
-        for node, rows in groups.items():
+        portions = [(n, some) for n, rows in groups.items() for some in portioned(job, rows, kind)]
+        for node, rows in portions:
             names = [self.ids[client] for client in job.plan.client[rows].tolist()]
 
             def make(node: int, rows: list[int] = rows) -> Letter:
@@ -227,7 +233,8 @@ class Remote:
             "channel": spec.tell_channel(job.channel) if kind == "train" else None,
             **more,
         }
-        return Letter(kind, head, {OWN: pack(own) if own else b"", **sent})
+        most = ROOM + sum(LINE + TIMES * job.models[int(plan.model[row])].nbytes for row in rows)
+        return Letter(kind, head, {OWN: pack(own) if own else b"", **sent}, most)
 
     # --- what came back
 
@@ -320,6 +327,15 @@ class Remote:
             costs=costs,
             reason=[reason],
         )
+
+
+def portioned(job: Job, rows: list[int], kind: str) -> list[list[int]]:
+    """A node's rows, in portions whose replies are not much larger than PORTION."""
+    if kind != "train":
+        return [rows]
+    sizes = np.array([job.models[int(job.plan.model[row])].nbytes for row in rows])
+    number = (np.cumsum(sizes) - sizes) // PORTION
+    return [some.tolist() for some in np.split(rows, np.flatnonzero(np.diff(number)) + 1)]
 
 
 def _pack(job: Job, s: int, k: int) -> bytes:

@@ -11,9 +11,8 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ class Rules:
         return min(FIRST, self.patience * float(np.quantile(known, self.quantile)) + SLACK)
 
 
-@dataclass
+@dataclass(eq=False)
 class Ask:
     """What one node is asked in an exchange: some rows, and how its letter is made."""
 
@@ -130,6 +129,8 @@ class Fleet:
     offline: dict[int, float] = field(default_factory=dict)
     """Nodes that are offline -> since when. A node that restarts is offline for a moment."""
     queries: dict[str, tuple[int, float]] = field(default_factory=dict)
+    rivals: dict[int, int] = field(default_factory=dict)
+    """Node -> the node that holds a client of which it said that it holds it."""
     late: dict[str, tuple[Ask, float]] = field(default_factory=dict)
     """Questions whose replies a round did not wait for, and until when these may come."""
     overdue: list[Answer] = field(default_factory=list)
@@ -151,6 +152,9 @@ class Fleet:
         online, asked = set(self.wire.nodes()), {node for node, _ in self.queries.values()}
         lost = self.members.keys() - online
         self.offline = {node: self.offline.get(node, self.looked) for node in lost}
+        for node in [node for node, holder in self.rivals.items() if holder in lost]:
+            del self.rivals[node]
+            self.members.pop(node, None)  # it is asked again who it is
         new = sorted(online - self.members.keys() - asked)
         if new:
             head = {"version": VERSION, "tasks": self.tasks, "limit": QUERY}
@@ -189,6 +193,7 @@ class Fleet:
                 say.warning(
                     "node %d says that it holds client %r: node %d does", node, name, before
                 )
+                self.rivals[node] = before
                 continue
             found[name], self.home[name] = sizes, node
         self.members[node] = found
@@ -201,15 +206,17 @@ class Fleet:
         """Wait until enough nodes have said who they are."""
         end = time.monotonic() + seconds
         while True:
-            self.look()
-            pause = time.monotonic() + LOOK / 4
-            while self.queries and time.monotonic() < pause:
-                try:
+            try:
+                self.look()
+                pause = time.monotonic() + LOOK / 4
+                while self.queries and time.monotonic() < pause:
                     for _ in self._replies({}):
                         pass
-                except LinkCut:
-                    self.queries.clear()
-                time.sleep(PAUSE)
+                    time.sleep(PAUSE)
+            except LinkCut:
+                self.queries.clear()
+            except LinkLost:
+                self._renew()
             if wanted():
                 return True
             if time.monotonic() > end:
@@ -241,22 +248,25 @@ class Fleet:
         return told if 0 < told < np.inf else 0.0
 
     def exchange(self, asks: list[Ask]) -> Iterator[Answer]:
-        """Send each node its letter, and give what comes back, until the round ends.
+        """Send each node its letters, one at a time, and give what comes back.
 
         A node that lost its letter, because it was restarted, is asked again when it is back.
         """
         waiting: dict[str, Ask] = {}
-        limit = self.rules.limit([self.usual(ask.node) for ask in asks])
-        end, todo, lost = time.monotonic() + limit, deque(asks), list[Ask]()
+        letters = Counter(ask.node for ask in asks)
+        usual = [(self.usual(node), number) for node, number in letters.items()]
+        limit = self.rules.limit([t if t is None else t * number for t, number in usual])
+        end, todo, lost = time.monotonic() + limit, [*asks], list[Ask]()
         rows, done = sum(len(ask.rows) for ask in asks), 0
         wanted = math.ceil(self.rules.enough * rows - 1e-9)
-        while (todo or waiting or lost) and (done < wanted or todo) and time.monotonic() < end:
+        while (todo or waiting or lost) and time.monotonic() < end:
+            lot = first_of(todo, waiting.values())
+            if done >= wanted and not lot:
+                break
             try:
-                if todo:
-                    lot = list(islice(todo, LOT))
+                if lot:
                     waiting |= self._send(lot, limit)
-                    for _ in lot:
-                        todo.popleft()
+                    todo = [ask for ask in todo if ask not in lot]
                 for answer in self._replies(waiting):
                     if isinstance(answer.reply, Lost) and answer.ask.tries < TRIES:
                         lost.append(answer.ask)
@@ -278,9 +288,9 @@ class Fleet:
                 waiting = {}
                 self.queries.clear()
             except LinkLost:
-                todo = deque(self._again([*waiting.values(), *lost, *todo]))
+                todo = self._again([*waiting.values(), *lost, *todo])
                 waiting, lost, end = {}, [], time.monotonic() + limit
-            if not todo:
+            if not lot:
                 time.sleep(PAUSE)
         rest = "the round did not wait for it"
         if done < wanted:
@@ -333,12 +343,17 @@ class Fleet:
         for key in [k for k, (_, end) in self.late.items() if time.monotonic() > end]:
             del self.late[key]
 
-    def _again(self, asks: list[Ask]) -> list[Ask]:
-        """Begin a new run after the SuperLink has forgotten ours, and ask the same questions."""
+    def _renew(self) -> None:
+        """Begin a new run after the SuperLink has forgotten ours."""
         self.wire.renew()
         self.counts["restarts"] += 1
-        for known in (self.members, self.home, self.offline, self.queries, self.late, self.times):
+        held = (self.members, self.home, self.offline, self.queries, self.late, self.times)
+        for known in (*held, self.rivals):
             known.clear()
+
+    def _again(self, asks: list[Ask]) -> list[Ask]:
+        """Ask the same questions in a new run, when the SuperLink has forgotten ours."""
+        self._renew()
         names = {name for ask in asks for name in ask.clients}
         self.wait(lambda: names <= self.home.keys(), MEET)
         for ask in asks:
@@ -379,6 +394,16 @@ class Fleet:
     def close(self) -> None:
         """End the run."""
         self.wire.close()
+
+
+def first_of(todo: Sequence[Ask], waiting: Iterable[Ask]) -> list[Ask]:
+    """The next letters to send: to each node that is not at work, the first of its own."""
+    busy, lot = {ask.node for ask in waiting}, list[Ask]()
+    for ask in todo:
+        if ask.node not in busy and len(lot) < LOT:
+            busy.add(ask.node)
+            lot.append(ask)
+    return lot
 
 
 def number(value: Any, low: float = -np.inf) -> float:

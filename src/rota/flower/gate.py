@@ -7,6 +7,7 @@ With the folder of keys the gate speaks TLS on both sides.
 
 from __future__ import annotations
 
+import re
 import ssl
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from starlette.routing import Route
 
 from rota.flower.superlink import ends_with_parent
 
-FLEET = "/v1/fleet/"
+FLEET = re.compile(r"/v1/fleet/[a-z-]+")
 """The paths that nodes use."""
 LARGEST = 2 << 30
 """The most bytes of a request."""
@@ -39,8 +40,8 @@ def build(address: str, root: Path | None) -> Starlette:
     )
 
     async def forward(request: Request) -> Response:
-        path = request.url.path
-        if not path.startswith(FLEET) or ".." in path or "//" in path:
+        path = request.scope["path"]
+        if not FLEET.fullmatch(path):
             return PlainTextResponse("not here", status_code=404)
         length = request.headers.get("content-length", "")
         if not length.isdigit() or int(length) > LARGEST:

@@ -78,8 +78,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from rota.files import write
 from rota.flower import keys
-from rota.flower.letter import Letter, LinkLost, Refused
+from rota.flower.letter import LARGEST, Letter, LinkLost, Refused
 from rota.flower.records import to_records
 
 VERSIONS = ("1.40", "1.41", "1.42")
@@ -152,6 +153,8 @@ class Session:
         self.pool, self.room = ThreadPoolExecutor(4, "replies"), threading.Semaphore(ROOM)
         self.ended = threading.Event()
         self.coming: dict[str, Future[Message]] = {}
+        self.most: dict[str, int] = {}
+        """How many bytes the reply to a message may have."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def call(self, method: Callable[[Any], Any], request: Any) -> Any:
@@ -216,7 +219,9 @@ class Session:
                 ),
                 object_ids_to_push=set(reply.objects_to_push),
             )
-        return list(reply.message_ids)
+        numbers = list(reply.message_ids)
+        self.most |= {key: each.most for key, (_, each) in zip(numbers, letters, strict=True)}
+        return numbers
 
     def replies(self, keys: list[str], limit: float = 60.0) -> Iterator[tuple[str, Message | str]]:
         """Replies that have come. One on its way is fetched by a thread, and comes later."""
@@ -225,7 +230,8 @@ class Session:
             found = self.call(self.client.PullMessages, PullAppMessagesRequest(message_ids=asked))
             for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 key = proto.metadata.reply_to_message_id
-                self.coming[key] = self.pool.submit(self._fetch, proto, tree, limit)
+                most = self.most.pop(key, LARGEST)
+                self.coming[key] = self.pool.submit(self._fetch, proto, tree, most, limit)
         for key in [key for key, future in self.coming.items() if future.done()]:
             future = self.coming.pop(key)
             self.room.release()
@@ -233,27 +239,37 @@ class Session:
                 yield key, future.result()
             except LinkLost:
                 raise
+            except Refused as why:
+                yield key, str(why)
             except Exception as error:
                 yield key, f"its reply did not arrive whole ({type(error).__name__})"
 
-    def _fetch(self, proto: Any, tree: Any, limit: float) -> Message:
+    def _fetch(self, proto: Any, tree: Any, most: int, limit: float) -> Message:
         while not self.room.acquire(timeout=0.2):  # what has come waits to be added up
             if self.ended.is_set():
                 raise LinkLost("the run has ended")
-        number = proto.metadata.message_id
-        contents = pull_objects(
-            [each.object_id for each in iterate_object_tree(tree)],
-            make_pull_object_fn_protobuf(
-                lambda each: self.call(self.client.PullObject, each), self.node, self.run
-            ),
-            initial_backoff=0.02,
-            backoff_cap=0.25,
-            max_time=limit,
-        )
-        confirm = ConfirmMessageReceivedRequest(
-            node=self.node, run_id=self.run, message_object_id=number
-        )
-        self.call(self.client.ConfirmMessageReceived, confirm)
+        number, came = proto.metadata.message_id, list[int]()
+
+        def pull(request: Any) -> Any:
+            found = self.call(self.client.PullObject, request)
+            came.append(len(found.object_content))
+            if sum(came) > most:
+                raise Refused(f"its reply has more than {most:,} bytes")
+            return found
+
+        try:
+            contents = pull_objects(
+                [each.object_id for each in iterate_object_tree(tree)],
+                make_pull_object_fn_protobuf(pull, self.node, self.run),
+                initial_backoff=0.02,
+                backoff_cap=0.25,
+                max_time=limit,
+            )
+        finally:  # the SuperLink may forget it
+            confirm = ConfirmMessageReceivedRequest(
+                node=self.node, run_id=self.run, message_object_id=number
+            )
+            self.call(self.client.ConfirmMessageReceived, confirm)
         return named(inflate_object_from_contents(number, contents), number)
 
     def close(self) -> None:
@@ -308,7 +324,8 @@ class Member:
         request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=self.beat)
         number = self.client.ActivateNode(request).node_id
         self.node = Node(node_id=number)
-        last.write_text(str(number))
+        with suppress(OSError):  # a full disk must not keep us from working
+            write(last, str(number))
         return int(number)
 
     def heed(self, refusal: httpx.Response) -> bool:

@@ -39,11 +39,15 @@ class Lost(str):
 
 @dataclass(frozen=True)
 class Letter:
-    """One message. `head` is a JSON object; `parts` are bytes by name."""
+    """One message. `head` is a JSON object; `parts` are bytes by name.
+
+    A reply with more than `most` bytes is refused before all of it is in memory.
+    """
 
     kind: str
     head: dict[str, Any]
     parts: dict[str, bytes] = field(default_factory=dict)
+    most: int = LARGEST
 
     @property
     def text(self) -> str:

@@ -33,6 +33,8 @@ PERIOD = 0.05
 """Seconds of one turn of stop and go, for a node that plays a slow device."""
 PUSHES = 240
 """How often a reply is sent again, half a second apart, before the node gives up."""
+STARTING = 300.0
+"""Seconds that a worker may take to import torch, before another one is started."""
 ADMITTED = 20.0
 """Seconds in which a server that has just started may still refuse a client that it will know."""
 say = logging.getLogger("rota").info
@@ -72,6 +74,8 @@ class Worker:
         self.settings = settings
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: Connection | None = None
+        self.started: float | None = None
+        """When the process was started; None once it is ready for work."""
 
     def start(self) -> None:
         """Start the process, if it is not there."""
@@ -91,35 +95,48 @@ class Worker:
         words = [sys.executable, "-m", "rota.flower.worker", json.dumps(options)]
         self.process = subprocess.Popen(words, pass_fds=[fd], start_new_session=True)
         theirs.close()
-        self.pipe = Connection(ours.detach())
+        self.pipe, self.started = Connection(ours.detach()), time.monotonic()
         if s.slow > 1:
             threading.Thread(target=hold_back, args=(self.process, s.slow), daemon=True).start()
 
     def ask(self, letter: Letter, limit: float) -> Letter:
         """Let the worker answer a letter within some seconds."""
-        self.start()
+        try:
+            self.start()
+        except OSError as error:  # a machine without memory may start nothing
+            raise Refused(f"the client cannot start its worker ({first_line(error)})") from error
         assert self.pipe is not None
         assert self.process is not None
+        end = time.monotonic() + limit
         try:
+            if self.started is not None:
+                if not self.pipe.poll(limit):
+                    if time.monotonic() > self.started + STARTING:
+                        self.stop()
+                    raise Refused(f"the client's worker was not ready after {limit:.0f} seconds")
+                self.pipe.recv_bytes()
+                self.started = None
             for each in (letter.kind.encode(), letter.text.encode()):
                 self.pipe.send_bytes(each)
             self.pipe.send_bytes(json.dumps(list(letter.parts)).encode())
             for part in letter.parts.values():
                 self.pipe.send_bytes(part)
-            if not self.pipe.poll(limit):
+            if not self.pipe.poll(max(0.0, end - time.monotonic())):
                 self.stop()
                 raise Refused(f"the client had no result after {limit:.0f} seconds")
             good, text, body = (self.pipe.recv_bytes() for _ in range(3))
         except (EOFError, OSError) as error:
-            status = self.process.wait(10)
-            self.stop()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+            status = self.stop()
             raise Refused(f"the client's worker died ({how(status)})") from error
         if good != b"1":
             raise Refused(text.decode())
         return Letter("reply", read_head(text.decode()), {OWN: body} if body else {})
 
-    def stop(self) -> None:
-        """End the process."""
+    def stop(self) -> int:
+        """End the process: its exit status."""
+        status = 0
         if self.pipe is not None:
             self.pipe.close()
             self.pipe = None
@@ -127,8 +144,9 @@ class Worker:
             with suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGCONT)
                 self.process.kill()
-            self.process.wait()
+            status = self.process.wait()
             self.process = None
+        return status
 
 
 def how(status: int) -> str:

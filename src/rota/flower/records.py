@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -13,8 +14,13 @@ LOST = (5, 8)
 
 
 def to_records(letter: Letter) -> RecordDict:
-    """A letter as Flower's records: one for each part, so that a shared part is stored once."""
+    """A letter as Flower's records: one for each part, so that a shared part is stored once.
+
+    Flower numbers messages by what is in them, and takes a reply from whoever knows the number. So
+    each letter has some random bytes: only the node that gets it can answer it.
+    """
     own: dict[str, Any] = {"text": letter.text, "bytes": letter.parts.get(OWN, b"")}
+    own["random"] = secrets.token_bytes(16)
     records = {name: ConfigRecord({"bytes": b}) for name, b in letter.parts.items() if name != OWN}
     return RecordDict({OWN: ConfigRecord(own), **records})
 

@@ -365,6 +365,7 @@ def main() -> None:
     memory = options["memory"] or all_memory()
     work = Work(Path(options["folder"]), tuple(options["allow"]), memory)
     pipe = Connection(options["pipe"])
+    pipe.send_bytes(b"ready")
     while True:
         try:
             kind, text = pipe.recv_bytes().decode(), pipe.recv_bytes().decode()

@@ -51,8 +51,9 @@ ALONE = {
     "growth": "Seconds per round as clients (to 10,000,000), models and processes grow",
     "groups": "Seconds to group clients (to 100,000) as Selective FedAvg does",
     "parts": "Seconds per round in which a fifth of the clients hold parts of some width",
+    "fleet": "Seconds per round of real processes, and of Flower's own FedAvg on the same work",
 }
-"""Works that compare rota with itself."""
+"""Works that are no training on the same arrays."""
 
 Row = dict[str, Any]
 
@@ -135,6 +136,10 @@ def bench(
         result = Timings(name, groups.measure(rounds or 5, say))
     elif name == "parts":
         result = Timings(name, parts.measure(device, rounds or 10, say))
+    elif name == "fleet":
+        from rota_lab.bench import fleet  # needs Flower
+
+        result = Timings(name, fleet.measure(rounds or 10, say))
     else:
         systems = [*(OWN[1:] if quick else OWN), *peers]
         passes = 1 if quick else PASSES
@@ -267,7 +272,12 @@ def short(value: float) -> str:
 def table(result: Timings) -> list[str]:
     """The result for people: one line per system, and the floors below them."""
     if result.size is None or result.rates is None or result.floors is None:
-        tables = {"parts": _parts_table, "groups": _groups_table, "growth": _growth_table}
+        tables = {
+            "parts": _parts_table,
+            "groups": _groups_table,
+            "growth": _growth_table,
+            "fleet": _fleet_table,
+        }
         return tables[result.work](result)
     size, rates, least = result.size, result.rates, result.floors
     head = f"{'system':16}{'ms/round':>10}{'ratio':>8}{'us/step':>9}{'floor':>7}{'accuracy':>10}"
@@ -343,6 +353,22 @@ def _parts_table(result: Timings) -> list[str]:
         milliseconds = short(row["seconds_per_round"] * 1e3)
         lines.append(f"{sizes}{milliseconds:>10}{row['ratio']:8.3f}")
     return [*lines, "", "ratio: the round's time / that of a round without parts"]
+
+
+def _fleet_table(result: Timings) -> list[str]:
+    lines = [
+        f"{'system':20}{'nodes':>6}{'clients':>8}{'s/round':>9}{'slowest':>9}{'server MB':>11}"
+    ]
+    for row in result.rows:
+        sizes = f"{row['system']:20}{row['nodes']:6}{row['clients']:8}"
+        times = f"{row['seconds_per_round']:9.3g}{row['slowest_round']:9.3g}"
+        grown = row["server_bytes"]
+        lines.append(f"{sizes}{times}{'' if grown is None else f'{grown / 1e6:11.1f}'}")
+    return [
+        *lines,
+        "",
+        "server MB: by how much the server's memory grew during the rounds, at most",
+    ]
 
 
 def save(result: Timings, path: Path) -> None:

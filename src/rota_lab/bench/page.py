@@ -70,7 +70,8 @@ def page(folder: Path) -> str:
         found = json.loads(path.read_text())
         versions = found["versions"]
         parts.append(f"## {found['work']}, {_where(found)}\n")
-        lines = {"growth": _growth, "groups": _groups, "parts": _parts}.get(found["work"], _work)
+        kinds = {"growth": _growth, "groups": _groups, "parts": _parts, "fleet": _fleet}
+        lines = kinds.get(found["work"], _work)
         parts.append("\n".join(lines(found)))
         unfinished = "" if found.get("finished", True) else " The run was stopped before its end."
         link = f"[{path.name}]({path.name}), {found['date']}"
@@ -174,6 +175,26 @@ def _parts(found: dict[str, Any]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _fleet(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| system | nodes | clients | s per round | slowest | ratio to rota | server's MB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["results"]:
+        grown, ratio = row["server_bytes"], row["ratio"]
+        cells = [
+            row["system"],
+            str(row["nodes"]),
+            str(row["clients"]),
+            f"{row['seconds_per_round']:.3g}",
+            f"{row['slowest_round']:.3g}",
+            f"{ratio:.2f}" if ratio else "–",
+            f"{grown / 1e6:.1f}" if grown is not None else "–",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", f"Flower {found['results'][0]['version']}."]
 
 
 def main() -> None:
