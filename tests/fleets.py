@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -109,7 +108,6 @@ class Nodes:
         self.more: dict[str, str] = {}
         """What is in the environment of those that are started."""
         self.running: dict[int, subprocess.Popen[bytes]] = {}
-        self.starts: Counter[int] = Counter()
         for node in range(len(folders)):
             self.start(node)
 
@@ -117,7 +115,6 @@ class Nodes:
         self, node: int, program: Sequence[str] = ("-m", "rota"), prefix: Sequence[str] = ()
     ) -> None:
         """Start a node's program, by the words of `prefix`."""
-        self.starts[node] += 1
         words = [*prefix, sys.executable, *program, "client"]
         words += ["--data", str(self.folders[node]), "--server", self.address]
         words += ["--threads", "1", "--allow", "conftest", "--insecure"]
@@ -188,10 +185,10 @@ class Bench:
         """Start a node again, and wait until it has joined."""
         if node in self.nodes.running:
             self.nodes.end(node)
-        self.nodes.start(node, **how)
         log = self.nodes.log(node)
-        started = self.nodes.starts[node]
-        until(lambda: log.read_text(errors="replace").count("joined") >= started, 240)
+        before = log.read_text(errors="replace").count("joined")
+        self.nodes.start(node, **how)
+        until(lambda: log.read_text(errors="replace").count("joined") > before, 240)
 
     def worker(self, node: int) -> int:
         """The process with torch of a node."""

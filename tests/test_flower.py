@@ -13,7 +13,7 @@ import torch
 from conftest import federation, linear, network
 from fleets import Nodes, Without, dealt, posted
 
-from rota import loop
+from rota import loop, recipe
 from rota.channel import Quantised
 from rota.engine import Options, make
 from rota.errors import BadInput
@@ -22,14 +22,17 @@ from rota.experiment import Experiment
 from rota.flower import spec
 from rota.flower.engine import Remote, await_clients
 from rota.flower.fleet import Rules
+from rota.flower.serve import Meeting
 from rota.flower.superlink import free_port
 from rota.grouping import Ifca
+from rota.personal import PERSONALS
 from rota.plan import Task, whole
 from rota.running.check import check
 from rota.sampling import SAMPLERS, Full
 from rota.sampling.draw import everybody
 from rota.submodel import SUBMODELS, Fixed, Whole
 from rota.testing import engines
+from rota.world.drift import Drift
 
 needs_flower = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None,
@@ -115,6 +118,27 @@ def test_what_cannot_be_sent_is_refused() -> None:
     ):
         with pytest.raises(BadInput, match=words):
             spec.tell(task, "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [("personal", name, "personal models are for simulations") for name in list(PERSONALS)[1:]]
+    + [("drift", "every", "only a simulation can change clients' data")],
+)
+def test_what_only_a_simulation_can_do_is_refused(
+    kind: str, name: str, words: str, tmp_path: Path
+) -> None:
+    """Before the server waits for its clients, and by the engine."""
+    own = federation([5, 6], own_test=True)
+    policy = Drift(every=2) if kind == "drift" else PERSONALS[name]()
+    experiment = Experiment([Task(linear, own, name="a")], policies={kind: policy})
+    with pytest.raises(BadInput, match=words):
+        posted(experiment, tmp_path)
+    table = {"every": 2} if kind == "drift" else {"name": name}
+    config = recipe.resolve({"task": [{"data": "digits", "model": "logistic"}], kind: table})
+    fleet: Any = None
+    with pytest.raises(BadInput, match=words):
+        Meeting(fleet).build(config, 2, 0.0, tmp_path / "clients.json")
 
 
 def test_a_client_trains_only_what_its_owner_allows(tmp_path: Path) -> None:

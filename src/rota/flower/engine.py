@@ -26,7 +26,8 @@ from rota.flower.codec import pack, unpack, vector
 from rota.flower.fleet import Answer, Ask, Fleet, number
 from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, plain
 from rota.grouping import One
-from rota.personal import Nothing
+from rota.hints import called
+from rota.personal import PERSONALS
 from rota.plan import Chunk, Costs, Job, Model, Seen
 from rota.weights import Weights
 
@@ -54,8 +55,8 @@ class Remote:
         self, experiment: Experiment, fleet: Fleet, options: Options, tests: Sequence[Federation]
     ) -> None:
         fleet.rules.check()
-        if not isinstance(experiment.policies["personal"], Nothing):
-            raise BadInput("personal models are for simulations: set personal to 'none'")
+        personal = called(experiment.policies["personal"], PERSONALS)
+        refuse_simulated(personal, experiment.policies["drift"].every)
         self.fleet, self.seed, self.stack = fleet, experiment.seed, ExitStack()
         pairs = zip(experiment.tasks, experiment.names, strict=True)
         self.tasks = [
@@ -364,6 +365,20 @@ def _rows(answer: Answer, now: int) -> dict[int, dict[str, Any]]:
 def _computing(told: dict[str, Any], answer: Answer) -> float:
     """How long a client says that it computed: at most as long as it had the question."""
     return min(number(told.get("computing"), 0), time.monotonic() - answer.ask.begun)  # NaN stays
+
+
+def refuse_simulated(personal: str, every: int | None) -> None:
+    """Refuse what only a simulation can do: keep clients' own models, and change their data."""
+    if personal != "none":
+        raise BadInput(
+            f"personal.name is '{personal}', but personal models are for simulations: on real "
+            "devices set it to 'none'"
+        )
+    if every is not None:
+        raise BadInput(
+            "drift.every is given, but only a simulation can change clients' data: leave it out on "
+            "real devices"
+        )
 
 
 def in_order(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:

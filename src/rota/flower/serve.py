@@ -20,7 +20,7 @@ from rota.engine import Engine, Options
 from rota.errors import BadInput
 from rota.experiment import Experiment
 from rota.files import write
-from rota.flower.engine import Remote, await_clients, stand_in
+from rota.flower.engine import Remote, await_clients, refuse_simulated, stand_in
 from rota.flower.fleet import Fleet, Rules
 from rota.flower.present import Present
 from rota.flower.superlink import installed, started
@@ -67,6 +67,8 @@ class Meeting:
         file, and a resumed run has the same. With other data the fleet rehearses: it must hold
         the clients that the recipe describes.
         """
+        drift, personal = (config.get(kind, {}) for kind in ("drift", "personal"))
+        refuse_simulated(personal.get("name", "none"), drift.get("every"))
         own = [table["data"]["name"] == "folder" for table in config["task"]]
         if not any(own):
             experiment = recipe.build(config)
