@@ -86,7 +86,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "parts": {},
     "quantised": {"channel": Quantised(bits=4)},
     "nested": {"submodel": SUBMODELS["fjord"]()},
-    "distil": {"submodel": SUBMODELS["fjord"](distil=True)},
+    "distilled": {"submodel": SUBMODELS["fjord"](distil=True)},
     "scaled": {"submodel": SUBMODELS["heterofl"]()},
     "groups": {"grouping": Ifca(groups=2), "capacity": Whole()},
     "scaffold": {"estimator": ESTIMATORS["scaffold"](), "capacity": Whole(), "momentum": 0.0},
