@@ -57,7 +57,7 @@ def test_the_page_stands_beside_pfllibs_board() -> None:
     assert list(result.checks.values()) == [True, False]
     paper = {row["quantity"]: row["paper"] for row in result.rows}
     assert paper["PFLlib's, two labels each, ditto: test images"] == PFLLIB["pathological"]["ditto"]
-    small = "Small (a tenth of the images, one hidden layer), Dirichlet 0.1, fedavg: test images"
+    small = "Small, Dirichlet 0.1, fedavg: test images"
     assert paper[small] is None
     assert [claim.verdict for claim in result.claims] == ["holds"]
     assert "3 of 60 runs are finished" in result.text

@@ -85,9 +85,14 @@ class Setting:
     lr: float = 0.005
     tests: int = 5
 
+    @property
+    def network(self) -> str:
+        """What the page calls the network."""
+        return "one hidden layer of 100 units" if self.model is mlp else "PFLlib's network"
+
 
 SETTINGS = {
-    "small": Setting(mlp, 7000, rounds=100, seeds=5, lr=0.05),
+    "small": Setting(mlp, 4000, rounds=40, seeds=3, lr=0.05, tests=4),
     "early": Setting(cnn, 70_000, rounds=50, seeds=1),
     "whole": Setting(cnn, 70_000, rounds=2000, seeds=1, tests=20),
     "tiny": Setting(mlp, 1200, rounds=6, seeds=2, lr=0.05, tests=2),

@@ -21,7 +21,7 @@ BAR = 0.01
 POINTS = " points"
 SPLITS = {"pathological": "two labels each", "dirichlet": "Dirichlet 0.1"}
 TITLES = {
-    "small": "Small (a tenth of the images, one hidden layer)",
+    "small": "Small",
     "early": "PFLlib's, first rounds",
     "whole": "PFLlib's",
     "tiny": "Short version",
@@ -84,8 +84,8 @@ def _text(
     for name, setting in settings.items():
         if any(piece.setting == name for piece in pieces):
             lines.append(
-                f"- {TITLES[name]}: {setting.images:,} images, lr {setting.lr:g}, "
-                f"{setting.rounds:,} rounds, seeds: {setting.seeds}"
+                f"- {TITLES[name]}: {setting.network}, {setting.images:,} images, "
+                f"lr {setting.lr:g}, {setting.rounds:,} rounds, seeds: {setting.seeds}"
             )
     done = [piece for piece in pieces if piece.name in found]
     lines += ["", f"{len(done)} of {len(pieces)} runs are finished; the others are left out."]
