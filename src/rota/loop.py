@@ -43,7 +43,7 @@ from rota.weights import Weights
 
 def begin(experiment: Experiment, engine: Engine) -> State:
     """The state before the first round."""
-    models = engine.initial()[: len(experiment.tasks)]
+    models = [each for each in engine.initial() if each.task < len(experiment.tasks)]
     opening = Opening(experiment, models, experiment.shares, experiment.rounds)
     states = {k: kind.begin(experiment.policies[k], opening) for k, kind in KINDS.items()}
     return State(0, opening.models, opening.shares, states)
