@@ -30,7 +30,7 @@ from rota.estimate import ESTIMATORS
 from rota.experiment import Experiment
 from rota.grouping import GROUPINGS
 from rota.sampling import SAMPLERS
-from rota.spread.hands import Hands, Hello
+from rota.spread.hands import Hand, Hands, Hello
 from rota.spread.wire import Wire
 
 SIZES = [9, 12, 20, 31, 8, 17, 5, 14]
@@ -316,6 +316,20 @@ def test_what_travels_arrives_as_it_was() -> None:
         else:
             assert torch.equal(mine["rows"][0], theirs["rows"][0])
             assert (mine["rows"][1], mine["text"]) == (theirs["rows"][1], theirs["text"])
+
+
+def test_a_speed_follows_what_is_measured_but_not_a_single_outlier() -> None:
+    hand = Hand(1, "", 1, 1e10)
+    for _ in range(20):
+        hand.learn(4e9, 1e6, 1.0, 0.1)
+    assert hand.speed == pytest.approx(4e9, rel=0.01)
+    assert hand.rate == pytest.approx(1e7, rel=0.01)
+    hand.learn(4e9, 1e6, 1e-6, 100.0)
+    assert hand.speed < 1e10
+    assert hand.rate > 4e6
+    before = hand.speed
+    hand.forget()
+    assert hand.speed > before, "what is not asked for long is tried again"
 
 
 class Silent:

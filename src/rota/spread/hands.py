@@ -8,6 +8,7 @@ row changes no number, so neither does a wrong guess.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -33,8 +34,8 @@ FLOPS, BYTES = 1e10, 1e9
 """A thread's FLOPs and a connection's bytes per second, until they are measured."""
 FORGET = 1.05
 """How much faster a hand may have become, each time that it was given nothing."""
-RECENT = 0.5
-"""The weight of the last piece of work in a measured speed."""
+FIRST, CHANGE = 100.0, 2.0
+"""The most by which the first measurement and any later one change a speed, as factors."""
 
 
 class Lost(RuntimeError):
@@ -90,13 +91,22 @@ class Hand:
         self.speed *= FORGET
         self.rate *= FORGET
 
-    def learn(self, flops: float, nbytes: float, computing: float, whole: float) -> None:
-        """Take in how long a piece of work took there, and on its way there and back as well."""
-        weight = RECENT if self.pieces else 1.0
-        self.speed += weight * (flops / max(computing, 1e-9) - self.speed)
+    def learn(self, flops: float, nbytes: float, computing: float, travelling: float) -> None:
+        """Take in how long a piece of work took there, and on its way there and back."""
+        change = FIRST if self.pieces == 0 else CHANGE
+        if flops:
+            self.speed = nearer(self.speed, flops / max(computing, 1e-9), change)
         if self.rank:
-            self.rate += weight * (nbytes / max(whole - computing, 1e-9) - self.rate)
+            self.rate = nearer(self.rate, nbytes / max(travelling, 1e-9), change)
         self.pieces += 1
+
+
+def nearer(known: float, measured: float, change: float) -> float:
+    """A speed after a new measurement, which counts as much as all earlier ones together.
+
+    No measurement may change it by more than a factor: on a busy machine anything may be measured.
+    """
+    return known * min(max(math.sqrt(measured / known), 1 / change), change)
 
 
 class Hands:
@@ -136,7 +146,7 @@ class Hands:
         """Give a hand some work: a message, or for this process a function."""
         hand, future = self.hands[rank], Future[Any]()
         hand.given.append((future, float(hand.seconds(np.asarray(flops), nbytes))))
-        hand.todo.put((work, flops, nbytes, future))
+        hand.todo.put((work, flops, nbytes, future, time.perf_counter()))
         return future
 
     def wait(self, rank: int, future: Future[Any]) -> Any:
@@ -183,16 +193,19 @@ class Hands:
     def _work(self, hand: Hand) -> None:
         """Let a hand do what it is asked, one piece after the other."""
         torch.set_num_threads(1)
+        ended = 0.0
         while (asked := hand.todo.get()) is not None:
-            work, flops, nbytes, future = asked
-            began = time.perf_counter()
+            work, flops, nbytes, future, given = asked
+            began = max(given, ended)
             try:
                 answer = self._exchange(hand.rank, work) if hand.rank else timed(work)
             except BaseException as error:  # it belongs to whoever waits for the work
                 future.set_exception(error)
-            else:
-                hand.learn(flops, nbytes, answer.seconds, time.perf_counter() - began)
-                future.set_result(answer.value)
+                continue
+            ended = time.perf_counter()
+            computing = answer.seconds if hand.rank else ended - began
+            hand.learn(flops, nbytes, computing, ended - began - computing)
+            future.set_result(answer.value)
         if hand.rank:
             with suppress(RuntimeError):  # it may be gone already
                 self.wire.send(hand.rank, None)
