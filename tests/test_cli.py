@@ -730,7 +730,7 @@ def test_a_comparison_goes_on_without_runs_that_are_stuck(tmp_path: Path) -> Non
             "compare",
             *SMALL,
             "--vary",
-            "task.lr=1e30,2e30",
+            "task.lr=1e30,9e29",
             "--out",
             tmp_path / "b",
             "--device",

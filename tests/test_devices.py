@@ -287,7 +287,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
     for name, why in (
         ("nowhere", "No such file or directory"),
-        ("", "Is a directory"),
+        ("", "it is not a file"),
         ("photo.jpg", "can't decode byte 0xff"),
         ("a\0b", "embedded null byte"),
     ):

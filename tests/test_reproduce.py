@@ -171,7 +171,7 @@ def test_page(quick: Result, tmp_path: Path) -> None:
     assert page == tmp_path / "results" / "gd-bound-quick.md"
     text = page.read_text(encoding="utf-8")
     assert "rota reproduce gd-bound --quick" in text
-    assert "torch" in text.splitlines()[-1]
+    assert "torch" in text.rsplit("wrote this page on", 1)[1]
     assert sum(line.startswith("|") for line in text.splitlines()) == 2 + len(quick.rows)
     assert "| quadratic, lr 2.1/L: diverged (last gap > first gap) | – | 1 | 1 | 1 | 1 |" in text
     for chart in quick.charts:

@@ -42,6 +42,7 @@ from rota.errors import BadInput
 from rota.estimate import ESTIMATORS, SERVERS, Adam, Sgd, StaleVr, StaleVre, Yogi
 from rota.experiment import Experiment, State
 from rota.grouping import Ifca
+from rota.personal import Ditto
 from rota.plan import Chunk, Costs, Job, Model, Plan, Seen, Task
 from rota.policies import KINDS
 from rota.recipe.describe import describe
@@ -55,6 +56,7 @@ from rota.sampling import SAMPLERS, Gvr, Uniform
 from rota.submodel import Fixed, Ordered
 from rota.weights import Weights
 from rota.world.availability import Availability
+from rota.world.drift import Drift
 
 SIZES = [5, 12, 7, 9, 8, 6, 5, 4, 6, 5, 7, 3]
 
@@ -906,6 +908,10 @@ def test_another_target_and_another_evaluate(tmp_path: Path) -> None:
     assert until(None) == 50
 
 
+OWN_TESTS = [
+    make().tasks[0],
+    Task(linear, federation(SIZES, seed=1, own_test=True), batch=None, name="line"),
+]
 KINDS_OF_CHANGE: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 4}, "seed was 3 and is now 4"),
     "metrics": ({"metrics": ["cost"]}, 'metrics was not set and is now ["cost"]'),
@@ -924,6 +930,8 @@ KINDS_OF_CHANGE: dict[str, tuple[dict[str, Any], str]] = {
     "submodel": ({"submodel": Ordered()}, 'submodel.name was "invariant" and is now "ordered"'),
     "grouping": ({"grouping": Ifca()}, 'grouping.name was "one" and is now "ifca"'),
     "channel": ({"channel": TopK()}, 'channel.name was "none" and is now "top-k"'),
+    "drift": ({"drift": Drift(every=3)}, "drift.every was not set and is now 3"),
+    "personal": ({"personal": Ditto()}, 'personal.name was "none" and is now "ditto"'),
     "admission": ({"admission": Admission(9.0)}, "admission.times was not set and is now 9.0"),
     "task": (
         {"tasks": [make().tasks[0], replace(make().tasks[1], lr=0.7)]},
@@ -946,8 +954,11 @@ def test_nothing_else_may_change(
     tmp_path: Path, change: dict[str, Any], said: str, edited: bool
 ) -> None:
     """Not by what is given, nor by editing config.toml: the checkpoint has its configuration."""
-    change = {"sampler": Uniform(2), **change}
-    stopped_at(2, tmp_path, sampler=Uniform(2))
+    same: dict[str, Any] = {"sampler": Uniform(2)}
+    if "personal" in change:  # clients with models of their own have test sets of their own
+        same["tasks"] = OWN_TESTS
+    change = same | change
+    stopped_at(2, tmp_path, **same)
     if edited:
         text = tomli_w.dumps(describe(make(**change)))
         (tmp_path / "config.toml").write_text("# tried something\n" + text)
