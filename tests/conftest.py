@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,10 @@ from rota.data.federation import Federation
 from rota.engine import ENGINES
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell without job control ignores Ctrl-C for what it starts in the background, and so would
+    # all processes that tests start and interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def federation(
