@@ -14,6 +14,7 @@ from rota_lab.reproduce.interval import (
     FAILS,
     HOLDS,
     Statement,
+    detectable,
     geometric,
     interval,
     judged,
@@ -48,15 +49,33 @@ def test_without_scipy_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
         interval([1.0, 2.0])
 
 
+def standard_errors(seeds: int, level: float) -> float:
+    """How many of them a mean must be from 0 to be told with a chance of 80 %."""
+    student = stats.t(seeds - 1)
+    return float(student.ppf(1 - level / 2) + student.ppf(0.8))
+
+
+@pytest.mark.parametrize(("seeds", "level"), [(5, 0.05), (5, 0.05 / 12), (20, 0.05)])
+def test_what_so_many_seeds_can_tell(seeds: int, level: float) -> None:
+    """A mean of that size is told about four times in five, by the test itself."""
+    generator = np.random.default_rng(0)
+    noise = generator.normal(size=seeds)
+    noise /= noise.std(ddof=1)
+    least = detectable(noise.tolist(), level)
+    assert least == pytest.approx(standard_errors(seeds, level) / np.sqrt(seeds))
+    draws = generator.normal(least, 1, (4000, seeds))
+    told = np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < level)
+    assert told == pytest.approx(0.8, abs=0.07)
+
+
 def test_three_verdicts_and_how_many_seeds_would_tell() -> None:
     noise = np.random.default_rng(0).normal(size=8)
     noise = (noise - noise.mean()) / noise.std(ddof=1)
     some = [Statement("large", (5 + noise).tolist()), Statement("less", (noise - 5).tolist())]
     claims = judged([*some, Statement("small", (0.5 + noise).tolist())])
     assert [each.verdict for each in claims] == [HOLDS, FAILS, CANNOT_TELL]
-    # (z(1 - 0.05 / 6) + z(0.8)) / 0.5, squared
-    size = (stats.norm.ppf(1 - 0.05 / 6) + stats.norm.ppf(0.8)) / 0.5
-    assert f"; about {int(np.ceil(size**2))} seeds would tell" in claims[2].words
+    needed = min(n for n in range(9, 100) if standard_errors(n, 0.05 / 3) <= 0.5 * np.sqrt(n))
+    assert f"; about {needed} seeds would tell" in claims[2].words
     assert "would tell" not in claims[0].words + claims[1].words
     assert judged([Statement("alone", [1.0])])[0].words == "alone: +1.00, 1 seed"
 

@@ -106,7 +106,24 @@ def seeds_to_tell(values: Sequence[float], level: float = LEVEL) -> int | None:
     size = float(np.std(values, ddof=1) / abs(np.mean(values)))
     ndtri = _special("ndtri")
     needed = ((ndtri(1 - level / 2) + ndtri(POWER)) * size) ** 2
-    return len(values) + 1 if needed < len(values) + 1 else math.ceil(needed)
+    if needed > MOST:
+        return math.ceil(needed)
+    number = max(len(values) + 1, math.ceil(needed))
+    while _ends(number, level) * size > math.sqrt(number):  # few seeds: t is wider than normal
+        number += 1
+    return number
+
+
+def detectable(values: Sequence[float], level: float = LEVEL) -> float:
+    """The mean that as many values with this spread would tell from 0 with a chance of POWER."""
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return _ends(len(values), level) * error
+
+
+def _ends(number: int, level: float) -> float:
+    """How many standard errors a mean must be from 0 to be told so often."""
+    quantile = _special("stdtrit")
+    return float(quantile(number - 1, 1 - level / 2) + quantile(number - 1, POWER))
 
 
 def holm(values: Sequence[float]) -> list[float]:
