@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from rota.data.federation import Federation, Partition
 from rota.errors import BadInput
 from rota.plan import Task, shares
 from rota.sampling.mmfl import Assigning
-from rota_lab.reproduce import Result, estimate, mmfl_page, run, write_page
+from rota_lab.reproduce import Result, estimate, mmfl_claims, mmfl_page, run, write_page
 from rota_lab.reproduce.chart import COLOURS
+from rota_lab.reproduce.interval import FAILS, HOLDS
 from rota_lab.reproduce.mmfl_cells import PAPER, TITLES, Cells, relative, three_digits
 from rota_lab.reproduce.parts import Found, append, read
 
@@ -167,7 +169,7 @@ def test_every_method_runs_and_is_kept(tmp_path: Path) -> None:
         assert 0.2 < each["accuracy"] <= 1
         assert each["accuracy"] == pytest.approx(np.mean(list(each["models"].values())))
         assert len(each["models"]) == 3
-    assert result.checks, "claims are checked"
+    assert result.claims, "claims are judged"
     assert "| Full participation | 1.000 |" in result.text
     again: list[str] = []
     assert run("mmfl-table1", out=tmp_path, say=again.append, device="cpu").rows == result.rows
@@ -259,45 +261,77 @@ def test_accuracy_is_relative_to_the_same_seed() -> None:
     assert "| Random | 0.778 | 0.650 ({:.3f} to {:.3f}) |".format(*between) in report(some).text
 
 
-@pytest.mark.parametrize(
-    ("gvr", "lvr", "held"),
-    [(0.7, 0.6, True), (0.45, 0.6, False), (0.7, 0.45, False), (0.76, 0.6, False)],
-)
-def test_the_sources_order(gvr: float, lvr: float, held: bool) -> None:
-    some = found(full=[0.8], gvr_star=[0.75], stale_vr=[0.75], gvr=[gvr], lvr=[lvr], random=[0.5])
-    assert all(mmfl_page._order(some, "3").values()) is held
-    assert len(mmfl_page._order(some, "3")) == 8
-    held_by = sum(mmfl_page._order(some, "3").values())
-    assert f"Of 8 claims on the order of the source's methods {held_by} hold;" in report(some).text
+def verdicts(some: Cells) -> dict[str, str]:
+    """The claims' words without their numbers, and their verdicts."""
+    claims = mmfl_claims.claims(some, [name for name in ("3", "5") if f"{name}-full" in some])
+    return {re.sub(": [-+0-9].*", "", each.words): each.verdict for each in claims}
 
 
-@pytest.mark.parametrize("star", [0.75, 0.85])
-def test_full_participation_is_1_by_definition(star: float) -> None:
-    claims = mmfl_page._order(found(full=[0.8], gvr_star=[star]), "3")
-    assert claims == {
-        f"3 tasks: MMFL-GVR*, {star / 0.8:.3f}, stays below 1, which is full participation": star
-        < 0.8
+@pytest.mark.parametrize(("gvr", "verdict"), [(0.7, HOLDS), (0.3, FAILS)])
+def test_the_sources_order(gvr: float, verdict: str) -> None:
+    some = found(full=[0.8] * 5, gvr=[gvr] * 5, random=[0.5] * 5)
+    assert verdicts(some) == {
+        "3 tasks: more than half of the 3 pairs of methods are in the source's order": HOLDS,
+        "Full participation is above MMFL-GVR": HOLDS,
+        "Full participation is above Random": HOLDS,
+        "MMFL-GVR is above Random": verdict,
     }
+    right, number, against = mmfl_claims.in_order(some, "3")
+    assert (right, number, against) == ((3, 3, 0) if verdict == HOLDS else (2, 3, 1))
+    clear = "none" if verdict == HOLDS else "1"
+    assert f"seeds, {right} of 3 with 3 tasks ({clear} clearly against it)" in report(some).text
+
+
+def test_a_pair_is_judged_over_the_runs_of_all_settings() -> None:
+    """SCAFFOLD is above Random with 3 tasks of the source, and below it with 5."""
+    three = found(full=[1.0] * 3, scaffold=[0.8, 0.81, 0.82], random=[0.7] * 3)
+    five = found(full=[1.0] * 3, scaffold=[0.6] * 3, random=[0.7, 0.71, 0.72])
+    some = three | {name.replace("3-", "5-"): runs for name, runs in five.items()}
+    assert verdicts(some)["SCAFFOLD is above Random (with 5 tasks: below it)"] == HOLDS
+    claims = mmfl_claims.claims(some, ["3", "5"])
+    (words,) = [each.words for each in claims if each.words.startswith("SCAFFOLD is")]
+    assert "+11.00 points (95 %" in words
+    assert "6 runs)" in words
 
 
 def test_methods_are_compared_by_the_seeds_that_both_have() -> None:
     some = found(full=[1.0, 1.0], gvr=[0.8], random=[0.85, 0.5, 0.1])
-    claim = "3 tasks: MMFL-GVR, 0.800, is above Random, 0.850 (over the seed that both have)"
-    assert mmfl_page._order(some, "3") == {claim: False}
+    assert not any("MMFL-GVR is" in claim for claim in verdicts(some)), "one run says nothing"
     text = report(some).text
+    assert "| MMFL-GVR | Random | 0.115 | -0.050 | **no** | 1 |" in text
     between = stats.t.interval(0.95, 1, 0.675, stats.sem([0.85, 0.5]))
     assert "| Random | 0.778 | 0.675 ({:.3f} to {:.3f}) |".format(*between) in text
     assert "| Random | 67.5% |" in text, "of the seeds that full participation has"
     assert "| MMFL-GVR | 0.893 | 0.800, 1 seed |" in text
-    same = found(full=[1.0, 1.0], gvr=[0.8, 0.81], random=[0.5, 0.5])
-    assert mmfl_page._order(same, "3") == {"3 tasks: MMFL-GVR, 0.805, is above Random, 0.500": True}
 
 
-def test_a_claim_that_may_hold_by_chance_says_so() -> None:
-    some = found(full=[1.0, 1.0], gvr=[0.8, 0.6], random=[0.5, 0.5])
-    assert mmfl_page._order(some, "3") == {
-        "3 tasks: MMFL-GVR, 0.700, is above Random, 0.500, which may be chance": True
-    }
+def test_all_pairs_are_those_of_the_sources_table() -> None:
+    for setting, paper in PAPER.items():
+        pairs = mmfl_claims.pairs(setting)
+        assert len(pairs) == 28
+        assert all(paper[better] > paper[worse] for better, worse in pairs)
+    assert set(mmfl_claims.MEASURED) == set(PAPER["3"])
+
+
+def test_costs_are_low_or_high_as_a_factor() -> None:
+    low, high = mmfl_claims.LOW, mmfl_claims.HIGH
+    assert [mmfl_claims.word(value, 1, 100) for value in (1, 9.9, 10.1, 100)] == [low] * 2 + [
+        high
+    ] * 2
+    some = found(**{method.replace("-", "_"): [0.5] for method in PAPER["3"]})
+    for method, theirs in mmfl_claims.MEASURED.items():
+        for name, each in zip(mmfl_claims.COSTS.values(), theirs, strict=True):
+            some[f"3-{method}"][0][name] = 100 if each == high else 1
+    made = verdicts(some)
+    for cost in mmfl_claims.COSTS:
+        claim = f"3 tasks: {cost} is Low and High for the methods that the source names"
+        assert made[claim] == HOLDS
+    some["3-scaffold"][0]["server_bytes"] = 90
+    claim = "3 tasks: memory is Low and High for the methods that the source names"
+    assert verdicts(some)[claim] == FAILS
+    text = report(some).text
+    assert "| SCAFFOLD | Low / Low | Low / Low | Low / **High** |" in text
+    assert "a factor of 100 in communication, 100 in computation, 100 in memory." in text
 
 
 def test_updates_that_could_not_be_used_are_on_the_page() -> None:
@@ -362,30 +396,6 @@ def test_every_models_accuracy_is_on_the_page() -> None:
     assert "| Random | 40.0% | **40.0%** | 42.0% |" in text
 
 
-def test_pairs_in_another_order_than_the_sources() -> None:
-    some = found(
-        full=[0.8, 0.4], gvr=[0.72, 0.36], lvr=[0.6, 0.304], random=[0.5, 0.3], fedvarp=[0.51, 0.3]
-    )
-    text = report(some).text
-    low, high = stats.t.interval(0.95, 1, 0.145, stats.sem([0.15, 0.14]))
-    here = f"here below it by 0.145 (95 %: {low:.3f} to {high:.3f})\n"
-    words = f"- MMFL-LVR is above MMFL-GVR by 0.019 in the source, {here}"
-    assert words in text, "both are relative accuracies"
-    assert "- Random is above FedVARP by 0.066 in the source, here below it by 0.006 (" in text
-    assert text.count("which may be chance") == 1
-    assert text.count("in the source, here") == 2
-    assert (
-        "another order" not in report(found(full=[0.8, 0.8], lvr=[0.7, 0.7], gvr=[0.6, 0.6])).text
-    )
-
-
-def test_pairs_say_over_which_seeds() -> None:
-    some = found(full=[0.8, 0.8, 0.8], gvr=[0.7, 0.7], lvr=[0.6, 0.601, 0.79])
-    words = "MMFL-LVR is above MMFL-GVR by 0.019 in the source, here below it by 0.124 ("
-    line = next(line for line in report(some).text.splitlines() if words in line)
-    assert line.endswith(" (over the 2 seeds that both have)")
-
-
 def test_what_kvib_costs() -> None:
     some = found(
         full=[1.0] * 3,
@@ -432,6 +442,7 @@ def test_the_short_version_says_its_own_numbers_and_no_verdicts() -> None:
     assert "means over the last 3 rounds" in result.text
     assert "the last 7% of the test examples" in result.text
     assert result.checks == {}
+    assert not result.claims
     assert all(row["paper"] is None for row in result.rows)
     for word in ("120", "150 rounds", "EMNIST", "0.778", "0.960", "| source |", "claims", "reason"):
         assert word not in result.text, word

@@ -79,11 +79,6 @@ def lead(found: Cells, setting: str, method: str, other: str) -> list[float]:
     return [a - b for a, b in zip(mine, theirs, strict=True)]
 
 
-def chance(ahead: list[float]) -> str:
-    """A remark on a lead whose interval contains 0."""
-    return "" if interval(ahead).low > 0 else ", which may be chance"
-
-
 def difference(values: list[float]) -> str:
     """The mean, with its 95 % interval."""
     if len(values) < 2:

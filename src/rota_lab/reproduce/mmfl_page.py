@@ -6,18 +6,17 @@ Accuracy relative to full participation, costs, and which of the source's claims
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 
+from rota_lab.reproduce import mmfl_claims
 from rota_lab.reproduce.chart import COLOURS, Chart, Line
 from rota_lab.reproduce.interval import interval
 from rota_lab.reproduce.mmfl_cells import (
     PAPER,
     TITLES,
     Cells,
-    chance,
     difference,
     finished,
     grid,
@@ -30,17 +29,6 @@ from rota_lab.reproduce.mmfl_cells import (
 )
 from rota_lab.reproduce.result import Result, over_seeds
 
-BELOW = ("gvr-star", "stale-vr")
-"""Methods that MMFL has below full participation, which is 1 by definition."""
-ORDER = (
-    ("gvr-star", "gvr", "at least"),
-    ("gvr-star", "lvr", "at least"),
-    ("stale-vr", "gvr", "at least"),
-    ("stale-vr", "lvr", "at least"),
-    ("gvr", "random", "above"),
-    ("lvr", "random", "above"),
-)
-"""What MMFL's table says about its own methods, pair by pair."""
 MANY = 6
 """Up to this many methods with missing runs are named."""
 
@@ -78,7 +66,6 @@ def report(found: Cells, about: About) -> Result:
     """
     rows = []
     checks: dict[str, bool] = {}
-    claims: dict[str, bool] = {}
     number = sum(len(runs) for runs in found.values())
     if number < len(about.runs):
         checks[f"all runs are finished ({number} of {len(about.runs)})"] = False
@@ -90,69 +77,36 @@ def report(found: Cells, about: About) -> Result:
                 name = f"{setting} tasks, {title}: accuracy relative to full participation"
                 paper = None if about.quick else PAPER[setting].get(method)
                 rows.append(over_seeds(name, paper, values))
-        if not about.quick:
-            claims |= _order(found, setting)
+    claims = [] if about.quick else mmfl_claims.claims(found, settings)
     title = "Several models at once: accuracy relative to full participation"
-    text = _text(found, settings, about, claims)
+    text = _text(found, settings, about)
     charts = [_chart(found, setting, about) for setting in settings]
-    return Result("mmfl-table1", title, text, rows, charts, checks | claims, about.quick)
-
-
-def _order(found: Cells, setting: str) -> dict[str, bool]:
-    """MMFL's order, claim by claim, by the means over the seeds that both methods have."""
-    out = {}
-    for method in BELOW:
-        values = relative(found, setting, method)
-        if values:
-            mean = float(np.mean(values))
-            words = f"{setting} tasks: {TITLES[method]}, {mean:.3f}"
-            out[f"{words}, stays below 1, which is full participation"] = mean < 1
-    for better, worse, how in ORDER:
-        mine = relative(found, setting, better, worse)
-        theirs = relative(found, setting, worse, better)
-        if mine:
-            first, second = float(np.mean(mine)), float(np.mean(theirs))
-            note = _both(found, setting, better, worse)
-            if first > second:
-                note += chance(lead(found, setting, better, worse))
-            words = f"{setting} tasks: {TITLES[better]}, {first:.3f}, is {how} {TITLES[worse]}"
-            held = first > second if how == "above" else first >= second
-            out[f"{words}, {second:.3f}{note}"] = held
-    return out
-
-
-def _both(found: Cells, setting: str, *methods: str) -> str:
-    """A remark on the seeds of a comparison, if one of the methods has more of them."""
-    common = seeds(found, setting, *methods)
-    if all(seeds(found, setting, method) == common for method in methods):
-        return ""
-    return f" (over the {_seeds(len(common)).removeprefix('1 ')} that both have)"
+    return Result("mmfl-table1", title, text, rows, charts, checks, about.quick, claims=claims)
 
 
 def _seeds(number: int) -> str:
     return f"{number} seed{'s' if number > 1 else ''}"
 
 
-def _text(found: Cells, settings: list[str], about: About, claims: dict[str, bool]) -> str:
+def _text(found: Cells, settings: list[str], about: About) -> str:
     lines = [_first(about), "", *_missing(found, about)]
-    if claims:
-        held = (
-            f"Of {len(claims)} claims on the order of the source's methods {sum(claims.values())}"
-        )
-        more = "StaleVR, which is not in the source's table, is judged as GVR\\*."
-        lines += [f"{held} hold; they are listed below the tables. {more}", ""]
+    if not about.quick:
+        lines += _headline(found, settings)
     lines += [_reading(about), ""]
     for setting in settings:
         lines += [f"## {setting} tasks", "", *grid(TASKS, about.tasks[setting], numbers=(4, 5)), ""]
         lines += [*_table(found, setting, about), "", *_failed(found, setting)]
         lines += [*_models(found, setting), ""]
-        if not about.quick:
-            lines += _turned(found, setting)
+        if not about.quick and len(mmfl_claims.words(found, setting)) > 1:
+            lines += _costs(found, setting)
+            lines += [f"All pairs of the source's methods with {setting} tasks:", ""]
+            lines += [*mmfl_claims.all_pairs(found, setting), ""]
     if not about.quick:
+        lines += ["## Why costs differ from the source's words", "", mmfl_claims.WHY, ""]
         lines += ["## Where the source's code differs", "", REASONS, ""]
         lines += _kvib(found, settings, about)
     lines += ["## Methods", "", *_methods(about)]
-    lines += ["## Claims and charts" if claims else "## Charts", ""]
+    lines += ["## Charts" if about.quick else "## Claims and charts", ""]
     return "\n".join([*lines, *made_on(found), BELOW_THE_TEXT])
 
 
@@ -171,6 +125,37 @@ def _first(about: About) -> str:
         f"MMFL's Table I: several models are trained at once over {size}. Among the five tasks, "
         "MNIST by writer replaces the source's EMNIST."
     )
+
+
+def _headline(found: Cells, settings: list[str]) -> list[str]:
+    """How many pairs of the source's methods are in its order."""
+    words = []
+    for setting in settings:
+        right, number, against = mmfl_claims.in_order(found, setting)
+        if number:
+            clear = f"{against or 'none'} clearly against it"
+            words.append(f"{right} of {number} with {setting} tasks ({clear})")
+    if not words:
+        return []
+    return [
+        f"**By the means over the seeds, {' and '.join(words)} of all pairs of the source's",
+        "methods are in the source's order.** \"Clearly\" goes by the pair's own 95 % interval.",
+        "Each pair is also judged over the runs of all settings together, with Holm's correction;",
+        "the verdicts stand below the tables.",
+        "",
+    ]
+
+
+def _costs(found: Cells, setting: str) -> list[str]:
+    """The source's Low and High beside ours, and why ours are others."""
+    return [
+        "The source calls costs Low or High. Here a cost is Low if it is nearer, as a factor, to",
+        "that of the cheapest of the source's methods than to that of the dearest. Between these",
+        f"lies a factor of {mmfl_claims.spread(found, setting)}.",
+        "",
+        *mmfl_claims.cost_table(found, setting),
+        "",
+    ]
 
 
 def _missing(found: Cells, about: About) -> list[str]:
@@ -290,26 +275,6 @@ def _models(found: Cells, setting: str) -> list[str]:
         rows.append(row)
     head = ("method", "mean", *names)
     return ["Accuracy of each model; the worst in bold:", "", *grid(head, rows)]
-
-
-def _turned(found: Cells, setting: str) -> list[str]:
-    """Pairs of methods in another order than the source's, with their difference seed by seed."""
-    lines = []
-    known = [method for method in PAPER[setting] if relative(found, setting, method)]
-    for better, worse in permutations(known, 2):
-        ahead = lead(found, setting, worse, better)
-        theirs = PAPER[setting][better] - PAPER[setting][worse]
-        if theirs > 0 and len(ahead) > 1 and np.mean(ahead) > 0:
-            source = f"{TITLES[better]} is above {TITLES[worse]} by {theirs:.3f} in the source"
-            here = f"here below it by {difference(ahead)}"
-            note = _both(found, setting, better, worse) + chance(ahead)
-            lines.append(f"- {source}, {here}{note}")
-    if not lines:
-        return []
-    head = (
-        "Pairs in another order than the source's, by the difference of their relative accuracies:"
-    )
-    return [head, "", *lines, ""]
 
 
 REASONS = """\
