@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,11 +25,12 @@ from rota.errors import BadInput
 from rota.estimate import FedAvg
 from rota.experiment import Experiment
 from rota.plan import Job, Plan, Task
-from rota_lab.reproduce import estimate, fedavg_cells, fedavg_page, run, write_page
+from rota_lab.reproduce import estimate, fedavg_cells, fedavg_claims, fedavg_page, run, write_page
 from rota_lab.reproduce.fedavg_cells import (
     CELLS,
     DEAR,
     FRACTIONS,
+    GRID,
     MIDDLE,
     Cell,
     Column,
@@ -39,6 +42,7 @@ from rota_lab.reproduce.fedavg_cells import (
     order,
     tuning,
 )
+from rota_lab.reproduce.interval import FAILS, HOLDS
 from rota_lab.reproduce.parts import TimeUp, read
 from rota_lab.reproduce.race import (
     BEHIND,
@@ -432,7 +436,7 @@ def test_without_minutes_nothing_is_run(small: dict[str, int], tmp_path: Path) -
     assert small["columns"] == 0
     assert [row["quantity"] for row in result.rows] == ["cells that reach the target"]
     text = " ".join(write_page(result, tmp_path).read_text().split())
-    assert text.count("not run / ") == 35
+    assert text.count("not run / ") == 40
     standing = "of 35: 0 reached, 0 not reached, 35 not run"
     assert f"**no**: all cells that the source reached are reached ({standing})" in text
 
@@ -528,25 +532,100 @@ def found(cell: Cell, *ratios: float | None) -> dict[str, Any]:
     }
 
 
-def test_the_bars_are_judged_from_the_numbers() -> None:
-    cells = chosen()
-    all_of_them = {cell.name: found(cell, 0.9, 1.1) for cell in cells}
-    assert fedavg_page.report(all_of_them, cells, False).ok
-    one = CELLS["cnn-iid-B10-C1"]
-    for spoilt, held in (
-        (found(one, None), [False, True]),
-        (found(one, 1.0, None), [False, True]),
-        (None, [False, True]),
+def verdicts(some: dict[str, Any]) -> dict[str, str]:
+    """The claims' words without their numbers, and their verdicts."""
+    wanted = [cell.name for cell in chosen() if not cell.column.raw]
+    claims = fedavg_claims.judgements(some, wanted)
+    return {each.words.partition(": +")[0].partition(": -")[0]: each.verdict for each in claims}
+
+
+def around(middle: float) -> dict[str, Any]:
+    """All cells, with ratios to the source's rounds that are near this one."""
+    spread = itertools.cycle((0.98, 1.0, 1.02))
+    return {cell.name: found(cell, middle * next(spread)) for cell in chosen()}
+
+
+def test_every_cell_is_wanted() -> None:
+    all_of_them, one = around(1.0), CELLS["cnn-iid-B10-C1"]
+    claim = "all 35 cells that the source reached are reached"
+    for spoilt, words in (
+        (found(one, None), "34 reached, 1 not reached, 0 not run"),
+        (found(one, 1.0, None), "34 reached, 1 not reached, 0 not run"),
+        (None, "34 reached, 0 not reached, 1 not run"),
     ):
-        some = (
-            {**all_of_them, one.name: spoilt}
-            if spoilt
-            else {name: each for name, each in all_of_them.items() if name != one.name}
-        )
-        assert list(fedavg_page.report(some, cells, False).checks.values()) == held
-    for ratio, within in ((0.69, False), (0.71, True), (1.29, True), (1.31, False)):
-        some = {cell.name: found(cell, ratio) for cell in cells}
-        assert list(fedavg_page.report(some, cells, False).checks.values()) == [True, within]
+        some = {name: each for name, each in all_of_them.items() if name != one.name}
+        some |= {one.name: spoilt} if spoilt else {}
+        assert verdicts(some)[f"{claim}: {words}"] == FAILS
+        missing = fedavg_page.report(some, chosen(), False).checks
+        assert missing == ({} if spoilt else {f"{MISSING} (1 are not)": False})
+    assert verdicts(all_of_them)[f"{claim}: 35 reached, 0 not reached, 0 not run"] == HOLDS
+
+
+MISSING = "all cells that the source reached are run"
+
+
+@pytest.mark.parametrize("split", ["IID", "shards"])
+@pytest.mark.parametrize(
+    ("middle", "above", "below"),
+    [(0.6, FAILS, HOLDS), (0.8, HOLDS, HOLDS), (1.2, HOLDS, HOLDS), (1.4, HOLDS, FAILS)],
+)
+def test_the_bars_are_judged_split_by_split(
+    split: str, middle: float, above: str, below: str
+) -> None:
+    cells = {"IID": "-iid-", "shards": "-shards-"}
+    mine = {name: each for name, each in around(middle).items() if cells[split] in name}
+    other = {name: each for name, each in around(1.0).items() if cells[split] not in name}
+    made = verdicts(mine | other)
+    assert made[f"{split}: our rounds / the source's are above 0.7"] == above
+    assert made[f"{split}: our rounds / the source's are below 1.3"] == below
+    assert made[f"{split}: our speed-ups / the source's are above 0.7"] == HOLDS
+    rest = "shards" if split == "IID" else "IID"
+    assert made[f"{rest}: our rounds / the source's are above 0.7"] == HOLDS
+
+
+def test_speedups_and_what_batches_and_splits_do() -> None:
+    some = around(1.0)
+    assert fedavg_claims.speedup(some, "2nn-iid-B10-C0.1") == pytest.approx(316 / 87, rel=0.05)
+    assert fedavg_claims.speedup(some, "2nn-iid-B10-C0") == pytest.approx(1)
+    alone = {"2nn-iid-B10-C0.1": some["2nn-iid-B10-C0.1"]}
+    assert fedavg_claims.speedup(alone, "2nn-iid-B10-C0.1") is None
+    claims = fedavg_claims.judgements(some, list(some))
+    factors = [each for each in claims if "by a factor" in each.words]
+    assert len(factors) == 4
+    assert all(each.verdict == HOLDS for each in factors)
+    page = fedavg_page.report(some, chosen(), False).text
+    assert re.search(r"\| 0.1 \| 1\.0 / 1\.0 \| 3\.\d / 3\.6 \| 2\.\d / 2\.4 \|", page)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ([-3, -2, -4], "on both sides"),
+        ([-3, -4], "below only"),
+        ([-3, -2, -5], "above only"),
+        ([-3, -5], "no"),
+    ],
+)
+def test_which_neighbours_of_the_best_rate_were_tried(rates: list[int], words: str) -> None:
+    lanes = [{"lr": 10 ** (k / GRID)} for k in rates]
+    some = {**found(CELLS["2nn-iid-B10-C1"], 1.0), "lanes": lanes}
+    assert fedavg_claims.bracket(some) == words
+
+
+def test_a_cell_that_the_source_missed_can_be_run_by_its_name() -> None:
+    dash = CELLS["2nn-iid-Binf-C0.5"]
+    assert [cell.name for cell in chosen("2nn-iid-binf-c0.5")] == [dash.name]
+    assert dash not in chosen("2nn-iid-Binf")
+    assert dash.expected == 1658
+    assert CELLS["cnn-shards-Binf-C1"].expected == 1181
+    assert "3 times the most rounds" in fedavg_page.report({}, chosen(), False).text
+    some = {dash.name: {**found(dash, None), "rounds": [900.0], "paper": None}}
+    text = fedavg_page.report(some, chosen(), False).text
+    assert "Of these 5 cells 4 are not run here" in " ".join(text.split())
+    assert "| 900 / – |" in text
+    some[dash.name]["rounds"] = [None]
+    assert "| not in 4974 / – |" in fedavg_page.report(some, chosen(), False).text
+    assert "not reached in 4974 rounds" in fedavg_page.summary(some[dash.name])
 
 
 def test_raw_pixels_count_for_nothing_but_their_own_line() -> None:
@@ -558,7 +637,7 @@ def test_raw_pixels_count_for_nothing_but_their_own_line() -> None:
         "2NN, IID, B = 10, C = 0.1 takes 9 rounds from 0 to 1, and 87 from -1/2 to 1/2"
         in result.text
     )
-    assert result.rows[-1]["low"] == 1.0
+    assert result.rows[-1]["low"] == result.rows[-2]["low"] == 1.0
 
 
 def test_the_page_shows_every_cell(tmp_path: Path) -> None:
@@ -571,9 +650,10 @@ def test_the_page_shows_every_cell(tmp_path: Path) -> None:
     result = fedavg_page.report(some, cells, False)
     text = write_page(result, tmp_path).read_text()
     assert "| 0.1 | not run / 1474 | 83 / 87 (0.95) | not run / 1796 | not run / 664 |" in text
-    assert "| 1 | not run / 246 | not in 48 / 16 | – | not run / 97 |" in text
+    assert "| 1 | not run / 246 | not in 48 / 16 | not run / – | not run / 97 |" in text
     assert (
-        "| CNN, shards, B = 10, C = 0 | 0.215, 0.316 | 0.316 | yes | 2 | 97.12% | 12 | 1 |" in text
+        "| CNN, shards, B = 10, C = 0 | 0.215, 0.316 | 0.316 | below only | 2 | 97.12% | 12 | 1 |"
+        in text
     )
     assert "- machine 1: a Turing machine, fp32\n- machine 2: a Turing machine, tf32" in text
     assert [chart.name for chart in result.charts] == [

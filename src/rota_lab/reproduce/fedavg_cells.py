@@ -106,6 +106,13 @@ class Cell:
         return max(1, round(self.fraction * CLIENTS))
 
     @property
+    def expected(self) -> int:
+        """The source's rounds; where it missed the target, the most of the column's other cells."""
+        column = COLUMNS.index(self.column[1:3])
+        known = [line[column] or 0 for line in TABLE[self.column.model]]
+        return self.paper or max(known)
+
+    @property
     def steps(self) -> int:
         """Local steps of one client in one round."""
         batches = math.ceil(EXAMPLES / (self.column.batch or EXAMPLES))
@@ -123,6 +130,8 @@ def _cells() -> Iterator[Cell]:
 
 CELLS = {cell.name: cell for cell in _cells()}
 """The table's cells, and one more per network, whose pixels are from 0 to 1, for comparison."""
+DASHES = [cell for cell in CELLS.values() if cell.paper is None]
+"""The cells of which the source says that they did not reach the target in the allowed time."""
 
 MIDDLE = {
     Column("2nn", "iid", None): -2,
@@ -179,25 +188,25 @@ def tuning(cell: Cell, known: bool) -> Tuning:
 
 def client_steps(cell: Cell) -> int:
     """Local steps of all clients in the source's rounds."""
-    return (cell.paper or 0) * cell.cohort * cell.steps
+    return cell.expected * cell.cohort * cell.steps
 
 
 def lane_seconds(cell: Cell) -> float:
     """The rough cost of one more model in a race, if it takes the source's rounds."""
     model, _, batch, _ = cell.column
-    return client_steps(cell) * STEP[model, batch] + (cell.paper or 0) * TEST[model]
+    return client_steps(cell) * STEP[model, batch] + cell.expected * TEST[model]
 
 
 def least_seconds(cell: Cell) -> float:
     """The rough cost of the source's rounds, however few models there are."""
-    return (cell.paper or 0) * (ROUND + cell.steps * LAUNCH)
+    return cell.expected * (ROUND + cell.steps * LAUNCH)
 
 
 def cell_seconds(cell: Cell) -> float:
     """The rough cost of a cell's first race, if it takes the source's rounds."""
     plan = tuning(cell, known=cell.fraction != first(cell.column))
     lanes = lane_seconds(cell) * len(plan.rates) * plan.seeds
-    return max(least_seconds(cell), (cell.paper or 0) * ROUND + lanes)
+    return max(least_seconds(cell), cell.expected * ROUND + lanes)
 
 
 def first(column: Column) -> float:
@@ -238,7 +247,7 @@ def estimate(only: str | None = None) -> list[str]:
     for cell in cells:
         plan, steps = tuning(cell, known=cell.fraction != first(cell.column)), client_steps(cell)
         examples, models = steps * (cell.column.batch or EXAMPLES), len(plan.rates) * plan.seeds
-        line = f"{cell.name:20}{cell.paper:8,}{steps:14,}{examples:14,}{models:8}"
+        line = f"{cell.name:20}{cell.expected:8,}{steps:14,}{examples:14,}{models:8}"
         lines.append(f"{line}{lane_seconds(cell):11.1f}{cell_seconds(cell):10.1f}")
     total = sum(cell_seconds(cell) for cell in cells)
     what = "first races of these models, if each takes the source's rounds"
@@ -248,17 +257,21 @@ def estimate(only: str | None = None) -> list[str]:
 def chosen(words: str | None = None) -> list[Cell]:
     """Cells that the source reached, in the order in which they run.
 
-    `words` is a list such as "2nn-iid,cnn-B10-C0.1": each word chooses the cells that have all of
-    the word's parts in their names. Without a list all cells are chosen.
+    `words` is a list such as "2nn-iid-B10,cnn-B10-C0.1": each word chooses the cells that have all
+    of the word's parts in their names. Without a list all cells are chosen. A cell that the source
+    did not reach is chosen only by its whole name.
     """
-    wanted = [set[str]()]
-    if words:
-        wanted = [set(word.strip().lower().split("-")) for word in words.split(",")]
-    parts = {cell.name: set(cell.name.lower().split("-")) for cell in CELLS.values() if cell.paper}
+    given = [word.strip().lower() for word in words.split(",")] if words else [""]
+    wanted = [set(word.split("-")) - {""} for word in given]
+    parts = {cell.name: set(cell.name.lower().split("-")) for cell in CELLS.values()}
     known = set().union(*parts.values())
     for word in sorted(set().union(*wanted) - known):
         raise BadInput(
             f"--only names '{word}', which is in no cell's name: {did_you_mean(word, known)}"
         )
-    some = [CELLS[name] for name, mine in parts.items() if any(word <= mine for word in wanted)]
+    some = []
+    for cell in CELLS.values():
+        named = any(word <= parts[cell.name] for word in wanted) and cell.paper is not None
+        if named or cell.name.lower() in given:
+            some.append(cell)
     return order(some)

@@ -4,79 +4,79 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from rota_lab.reproduce.chart import Chart, Line
 from rota_lab.reproduce.fedavg_cells import (
     CELLS,
     COLUMNS,
+    DASHES,
     FRACTIONS,
     LIMIT,
     NETWORKS,
     Cell,
     Column,
     Network,
+    lane_seconds,
+    least_seconds,
+)
+from rota_lab.reproduce.fedavg_claims import (
+    SPLITS,
+    bracket,
+    by_split,
+    how_tuned,
+    judgements,
+    ratio,
+    reached,
+    rounds,
+    speedup,
 )
 from rota_lab.reproduce.parts import Found
 from rota_lab.reproduce.race import FAR, LAG, SELDOM
 from rota_lab.reproduce.result import Result, Row, over_seeds
 
-LOW, HIGH = 0.7, 1.3
-"""The median of our rounds / the source's should lie between these."""
-
-
-def reached(found: Found) -> bool:
-    """Whether all seeds of the best rate reached the target."""
-    return None not in found["rounds"]
-
-
-def ratio(found: Found) -> float:
-    """Our rounds / the source's."""
-    return float(np.mean(found["rounds"])) / float(found["paper"])
-
 
 def summary(found: Found) -> str:
     """A finished cell in words."""
     if not reached(found):
-        limit = LIMIT * found["paper"]
+        limit = LIMIT * CELLS[found["part"]].expected
         return f"not reached in {limit} rounds, {found['accuracy']:.2%} at best"
-    rounds = np.mean(found["rounds"])
-    return f"{rounds:.1f} rounds (source {found['paper']}) at lr {found['lr']:.3g}"
+    source = found["paper"] or "not reached"
+    return f"{rounds(found):.1f} rounds (source {source}) at lr {found['lr']:.3g}"
 
 
 def report(found: dict[str, Found], cells: list[Cell], quick: bool) -> Result:
     """Paper against measured, from those cells that are finished."""
-    found = {cell.name: found[cell.name] for cell in cells if cell.name in found}
+    asked = [cell.name for cell in cells] + [cell.name for cell in DASHES]
+    found = {name: found[name] for name in asked if name in found}
     rows = []
     for name, each in found.items():
         if reached(each):
             quantity = f"{CELLS[name].title}: rounds to {_target(name)}"
             rows.append(over_seeds(quantity, each["paper"], each["rounds"]))
     wanted = [cell.name for cell in cells if not cell.column.raw]
-    done = [found[name] for name in wanted if name in found]
-    there = [each for each in done if reached(each)]
+    there = [name for name in wanted if name in found and reached(found[name])]
     rows.append(over_seeds("cells that reach the target", len(wanted), [len(there)]))
-    missed, not_run = len(done) - len(there), len(wanted) - len(done)
-    standing = f"{len(there)} reached, {missed} not reached, {not_run} not run"
-    claim = f"all cells that the source reached are reached (of {len(wanted)}: {standing})"
-    checks = {claim: len(there) == len(wanted)}
-    if there:
-        ratios = [ratio(each) for each in there]
-        middle = float(np.median(ratios))
-        rows.append(
-            Row(
-                quantity="our rounds / the source's: median, least and most of these cells",
+    for split in SPLITS:
+        ratios = [ratio(found[name]) for name in there if CELLS[name].column.split == split]
+        if ratios:
+            words = f"{SPLITS[split]}: our rounds / the source's: geometric mean, least and most"
+            middle = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            row = Row(
+                quantity=words,
                 paper=None,
                 measured=middle,
                 low=min(ratios),
                 high=max(ratios),
-                seeds=min(len(each["rounds"]) for each in there),
+                seeds=min(len(found[name]["rounds"]) for name in there),
             )
-        )
-        words = f"the median of our rounds / the source's, {middle:.2f} over {len(ratios)} cells"
-        checks[f"{words}, is within {LOW} to {HIGH}"] = LOW <= middle <= HIGH
+            rows.append(row)
+    claims = [] if quick else judgements(found, wanted)
+    checks = {}
+    if set(wanted) - set(found):
+        missing = len(set(wanted) - set(found))
+        checks[f"all cells that the source reached are run ({missing} are not)"] = False
     title = "FedAvg: rounds to a target accuracy"
-    return Result("fedavg-table1", title, _text(found, quick), rows, _charts(found), checks, quick)
+    text, charts = _text(found, quick), _charts(found)
+    return Result("fedavg-table1", title, text, rows, charts, checks, quick, claims=claims)
 
 
 def _target(name: str) -> str:
@@ -105,7 +105,7 @@ def _lines(found: dict[str, Found], model: str, place: int) -> list[Line]:
     if len(ours) < 2:
         return []
     x = [math.log10(cell.cohort) for cell in ours]
-    measured = [math.log10(np.mean(found[cell.name]["rounds"])) for cell in ours]
+    measured = [math.log10(rounds(found[cell.name])) for cell in ours]
     paper = [math.log10(cell.paper or 1) for cell in ours]
     name = f"{split}, B = {batch or '∞'}"
     return [Line(name, x, measured, place), Line("", x, paper, place, dashed=True)]
@@ -143,7 +143,16 @@ were tried there before any other cell was run{_scales(found)}.
 {_tables(found)}
 
 An entry is the measured rounds / the source's, with their ratio in brackets. A dash means that the
-source did not reach the target in its time; such a cell is not run here.
+source did not reach the target in its time.
+{_dashes(found)}
+
+{chr(10).join(by_split(found))}
+
+## Speed-ups
+The source's table also says how many times fewer rounds a cell needs than the cell with one client
+per round (C = 0) of its column. An entry is our speed-up / the source's, as its table prints it.
+
+{_speedups(found)}
 
 ## How each cell was tuned
 All models of a cell train together: one per rate and seed, each with its own start, cohorts and
@@ -159,9 +168,12 @@ average is the measured number. A model is out of the race
 A cell is given up after {LIMIT} times the source's rounds.
 
 If a cell with another C in the same column was finished before, the first race is laid around the
-best rate of the nearest one. "To both sides" means that more races followed until both neighbours
-of the best rate on the grid had been tried. The more expensive a cell is, the fewer rates and seeds
+best rate of the nearest one. Where a cell is cheap, more races follow until both neighbours of the
+best rate on the grid have been tried. The more expensive a cell is, the fewer rates and seeds
 it has: a cell with a single rate was not tuned itself and uses the best rate of its neighbour.
+
+{how_tuned(found)} "Bracketed" says which neighbours of the best rate on the grid were tried. Where
+one is missing, a better rate may exist, and the rounds are an upper limit.
 """
     parts = [first, _tuned(found, machines), "", *places]
     return WARNING * quick + "\n".join(parts) + "\n"
@@ -177,9 +189,9 @@ def _scales(found: dict[str, Found]) -> str:
     for name, each in found.items():
         other = found.get(name.replace("-raw", ""))
         if CELLS[name].column.raw and other and reached(each) and reached(other):
-            raw, centred = np.mean(each["rounds"]), np.mean(other["rounds"])
-            rounds = f"{raw:.0f} rounds from 0 to 1, and {centred:.0f} from -1/2 to 1/2"
-            words.append(f"{CELLS[other['part']].title} takes {rounds}")
+            raw, centred = rounds(each), rounds(other)
+            both = f"{raw:.0f} rounds from 0 to 1, and {centred:.0f} from -1/2 to 1/2"
+            words.append(f"{CELLS[other['part']].title} takes {both}")
     return ". " * bool(words) + "; ".join(words)
 
 
@@ -190,8 +202,7 @@ def _tables(found: dict[str, Found]) -> str:
 
 
 def _table(found: dict[str, Found], model: str, network: Network) -> list[str]:
-    heads = [f"{split.replace('iid', 'IID')}, B = {batch or '∞'}" for split, batch in COLUMNS]
-    lines = [f"| {network.title}, C | {' | '.join(heads)} |", "|---|" + "---:|" * len(COLUMNS)]
+    lines = _heads(network)
     for fraction in FRACTIONS:
         entries = []
         for split, batch in COLUMNS:
@@ -203,17 +214,59 @@ def _table(found: dict[str, Found], model: str, network: Network) -> list[str]:
 
 def _entry(cell: Cell, found: Found | None) -> str:
     if cell.paper is None:
-        return "–"
+        if found is None:
+            return "not run / –"
+        return (
+            f"{rounds(found):.0f} / –" if reached(found) else f"not in {LIMIT * cell.expected} / –"
+        )
     if found is None:
         return f"not run / {cell.paper}"
     if not reached(found):
         return f"not in {LIMIT * cell.paper} / {cell.paper}"
-    return f"{np.mean(found['rounds']):.0f} / {cell.paper} ({ratio(found):.2f})"
+    return f"{rounds(found):.0f} / {cell.paper} ({ratio(found):.2f})"
+
+
+def _dashes(found: dict[str, Found]) -> str:
+    """Which of these cells are not run here, and what they would cost."""
+    left = [cell for cell in DASHES if cell.name not in found]
+    if not left:
+        return ""
+    costs = []
+    for cell in left:
+        seconds = LIMIT * max(lane_seconds(cell), least_seconds(cell))
+        costs.append(f"{cell.title}: {LIMIT * cell.expected:,} rounds, {seconds:,.0f} s")
+    return f"""\
+Of these {len(DASHES)} cells {len(left)} are not run here; `--only` takes their whole names. They
+would be given up after {LIMIT} times the most rounds of their column. The rough costs of one rate
+and one seed on one H200 are: {"; ".join(costs)}."""
+
+
+def _speedups(found: dict[str, Found]) -> str:
+    """The source's brackets, with ours before them."""
+    tables = []
+    for model, network in NETWORKS.items():
+        lines = _heads(network)
+        for fraction in FRACTIONS[1:]:
+            entries = []
+            for split, batch in COLUMNS:
+                column = Column(model, split, batch).name
+                one, cell = CELLS[f"{column}-C0"], CELLS[f"{column}-C{fraction:g}"]
+                theirs = f"{(one.paper or 0) / cell.paper:.1f}" if cell.paper else "–"
+                ours = speedup(found, cell.name)
+                entries.append(f"{'–' if ours is None else f'{ours:.1f}'} / {theirs}")
+            lines.append(f"| {fraction:g} | {' | '.join(entries)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _heads(network: Network) -> list[str]:
+    heads = [f"{SPLITS[split]}, B = {batch or '∞'}" for split, batch in COLUMNS]
+    return [f"| {network.title}, C | {' | '.join(heads)} |", "|---|" + "---:|" * len(COLUMNS)]
 
 
 def _tuned(found: dict[str, Found], machines: list[str]) -> str:
     lines = [
-        "| cell | rates tried | best | to both sides | seeds | accuracy | seconds | machine |",
+        "| cell | rates tried | best | bracketed | seeds | accuracy | seconds | machine |",
         "|---|---|---:|---|---:|---:|---:|---:|",
     ]
     for name, cell in CELLS.items():
@@ -225,7 +278,7 @@ def _tuned(found: dict[str, Found], machines: list[str]) -> str:
             cell.title,
             ", ".join(rates),
             f"{each['lr']:.3g}",
-            "yes" if each["further"] else "no",
+            bracket(each),
             f"{len(each['rounds'])}",
             f"{each['accuracy']:.2%}",
             f"{each['seconds']:.0f}",

@@ -126,7 +126,7 @@ def tune(
     track: Track, cell: Cell, middle: int, plan: Tuning, deadline: float, say: Callable[[str], None]
 ) -> list[Lane]:
     """Race rates around the middle, then the best rate's neighbours, until both have been tried."""
-    paper, target = cell.paper or 0, NETWORKS[cell.column.model].target
+    paper, target = cell.expected, NETWORKS[cell.column.model].target
     lanes: list[Lane] = []
     rates = {middle + step for step in plan.rates} & set(track.grid)
     while rates:
