@@ -8,7 +8,15 @@ from collections.abc import Callable
 import numpy as np
 
 from rota_lab.reproduce.fedavg_cells import CELLS, GRID, SEEDS, Column
-from rota_lab.reproduce.interval import FAILS, HOLDS, Claim, Statement, geometric, judged
+from rota_lab.reproduce.interval import (
+    CANNOT_TELL,
+    FAILS,
+    HOLDS,
+    Claim,
+    Statement,
+    geometric,
+    judged,
+)
 from rota_lab.reproduce.parts import Found
 
 LOW, HIGH = 0.7, 1.3
@@ -47,7 +55,7 @@ def judgements(found: dict[str, Found], wanted: list[str]) -> list[Claim]:
     words = f"{len(there)} reached, {missed} not reached, {left} not run"
     all_reached = Claim(
         f"all {len(wanted)} cells that the source reached are reached: {words}",
-        HOLDS if len(there) == len(wanted) else FAILS,
+        FAILS if missed else CANNOT_TELL if left else HOLDS,
     )
     statements = []
     for split, title in SPLITS.items():
