@@ -144,14 +144,17 @@ def test_scalars_that_no_row_holds_keep_their_values_and_moments() -> None:
     for estimator in (Unbiased(), FedAvg()):
         found = estimate(estimator, plan, sent)
         job = Job(1, [MODEL], plan, duty([MODEL], plan))
-        server = Adam(lr=0.1)
-        (model,), moments = loop.apply(server, job, Seen.nothing(1), [found], {})
+        server, full = Adam(lr=0.1), Plan(np.arange(1), np.zeros(1, int), np.ones(1), np.ones(1))
+        first = estimate(estimator, full, sent)  # of a whole model, so that all moments move
+        _, before = loop.apply(server, job, Seen.nothing(1), [first], {})
+        (model,), moments = loop.apply(server, job, Seen.nothing(1), [found], before)
         same = (model.params == WEIGHTS.params).numpy()
         assert same[~owns].all()
         assert not same[owns].any()
-        for moment in moments.values():
-            if moment.shape == WEIGHTS.params.shape:
-                assert not moment[torch.from_numpy(~owns)].any()
+        vectors = [name for name in moments if moments[name].shape == WEIGHTS.params.shape]
+        assert len(vectors) == 2
+        for name in vectors:
+            np.testing.assert_array_equal((moments[name] == before[name]).numpy(), ~owns)
 
 
 def test_unbiased_for_the_average_over_those_who_could_hold_a_scalar() -> None:
