@@ -178,3 +178,18 @@ def test_of_several_widths_the_narrowest_part_says_what_was_dropped() -> None:
     state, record = loop.play(experiment, engine, loop.begin(experiment, engine))
     assert record["narrowest"] == 0.4
     assert state.policies["submodel"]["dropped.0.0"].sum() == 6
+
+
+def test_random_parts_are_drawn_anew_in_every_round() -> None:
+    """Federated dropout: each width, each model and each round has its own units."""
+    tasks = [Task(wide, federation(SIZES), name=name) for name in ("one", "other")]
+    experiment = Experiment(
+        tasks, rota.sampling.Full(), capacity=Fixed(sizes=(0.5, 0.4)), submodel=Random()
+    )
+    engine: Any = Noting(make("sequential", experiment, "cpu"))
+    state = loop.begin(experiment, engine)
+    for _ in range(3):
+        state, _ = loop.play(experiment, engine, state)
+    kept = [tuple(part.cut.kept[0]) for job in engine.jobs for part in job.plan.cuts]
+    assert len(kept) == 12
+    assert len(set(kept)) > 10  # of 252 and 210 subsets
