@@ -374,8 +374,8 @@ def voted(seed: int, by: int) -> list[bool]:
             **{k: np.repeat(getattr(many[0], k), len(few)) for k in ("loss", "steps", "examples")},
         )
         choice.see(watched, job, together)
-    choice.see(watched, job, chunk(plan, whole, torch.full_like(sent[0], 1e9), ok=False))
-    choice.see(watched, job, chunk(plan, whole + 1, torch.zeros_like(sent[0]), ok=False))
+    for row in (whole, whole + 1):
+        choice.see(watched, job, chunk(plan, row, torch.zeros_like(sent[0]), ok=False))
     choice.see(watched, job, chunk(plan, whole + 2, torch.full((len(parts[0].places),), 1e9)))
     new = choice.learn(state, watched)
     size = np.abs(model.params.numpy())
