@@ -15,8 +15,11 @@ from torch import nn
 import rota
 from rota import loop
 from rota.engine import Engine, make
+from rota.estimate import ESTIMATORS, SERVERS
 from rota.experiment import Experiment
 from rota.plan import Chunk, Costs, Job, Task
+from rota.recipe import registry
+from rota.sampling import SAMPLERS
 from rota.submodel import Cut, Fixed, Invariant, Ordered, Random, keep
 
 SIZES = [9, 12, 20, 31, 8, 17]
@@ -193,3 +196,43 @@ def test_random_parts_are_drawn_anew_in_every_round() -> None:
     kept = [tuple(part.cut.kept[0]) for job in engine.jobs for part in job.plan.cuts]
     assert len(kept) == 12
     assert len(set(kept)) > 10  # of 252 and 210 subsets
+
+
+def company() -> dict[str, dict[str, Any]]:
+    """Every sampler, estimator and server once."""
+    out: dict[str, dict[str, Any]] = {}
+    for name, kind in SAMPLERS.items():
+        size = {"budget": 3} if "budget" in registry.options("samplers", kind) else {}
+        out[f"sampler {name}"] = {"sampler": kind(**size)}
+    for name, kind in ESTIMATORS.items():
+        asks = SAMPLERS["mmfl-gvr"](budget=3)
+        out[f"estimator {name}"] = {"sampler": asks, "estimator": kind()}
+    for name, kind in SERVERS.items():
+        out[f"server {name}"] = {"sampler": SAMPLERS["uniform"](budget=3), "server": kind()}
+    return out
+
+
+COMPANY = company()
+REFUSED = {
+    "sampler divfl": "compares whole updates",
+    "sampler clustered-similarity": "compares whole updates",
+    "sampler mmfl-vre": "use stale-vre",  # which works on whole models only
+    **{
+        f"estimator {name}": "works on whole models only"
+        for name in ("fedvarp", "fedstale", "stale-vr", "stale-vre", "mifa", "scaffold")
+    },
+}
+
+
+@pytest.mark.parametrize("name", COMPANY)
+def test_all_others_work_with_parts_or_refuse_them_in_a_sentence(name: str) -> None:
+    given = dict(COMPANY[name])
+    experiment: dict[str, Any] = {"capacity": Fixed(sizes=(1.0, 0.5)), "rounds": 2, **given}
+    task = Task(small, federation(SIZES), batch=5)
+    if name in REFUSED:
+        with pytest.raises(rota.BadInput, match=REFUSED[name]):
+            rota.run([task], **experiment)
+        return
+    run = rota.run([task], **experiment)
+    assert run.summary["failures"] == 0
+    assert torch.isfinite(run.state.models[0].params).all()
