@@ -45,8 +45,11 @@ TINY: dict[str, dict[str, Any]] = {
     "cifar10": {"clients": 3, "examples": 4, "cohort": 2},
     "logistic": {"cohort": 3},
     "lstm": {"clients": 3, "examples": 4, "cohort": 2},
+    "transformer": {"clients": 3, "examples": 4, "cohort": 2},
+    "resnet8": {"clients": 3, "examples": 4, "cohort": 2},
+    "lenet": {"clients": 3, "examples": 4, "cohort": 2, "epochs": 1},
 }
-ALL = {"2nn": 12, "cnn": 4, "logistic": 6000, "lstm": 4}
+ALL = {"2nn": 12, "cnn": 4, "logistic": 6000, "lstm": 4, "transformer": 4, "resnet8": 4, "lenet": 4}
 """Batches that hold all examples of any client."""
 COLUMNS = {"work", "system", "device", "seconds_per_round", "accuracy"}
 
@@ -127,7 +130,7 @@ def test_a_work_is_the_same_for_every_system(name: str, tmp_path: Path) -> None:
     assert size.params == sum(p.numel() for p in ours.parameters())
 
 
-@pytest.mark.parametrize("name", ["2nn", "cnn", "logistic", "lstm"])
+@pytest.mark.parametrize("name", ALL)
 def test_rota_and_the_plain_loop_train_the_same_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -487,7 +487,7 @@ def texts(length: int) -> Federation:
 
 
 def examples(name: str) -> Federation:
-    return texts(*ZOO[name]) if "lstm" in name else images(ZOO[name])
+    return texts(*ZOO[name]) if len(ZOO[name]) == 1 else images(ZOO[name])
 
 
 ZOO: dict[str, tuple[int, ...]] = {
@@ -505,6 +505,9 @@ ZOO: dict[str, tuple[int, ...]] = {
     "leaf_lstm": (6,),
     "mmfl_lstm": (6,),
     "preact_resnet18": (3, 8, 8),
+    "resnet8": (3, 16, 16),
+    "lenet": (1, 28, 28),
+    "transformer": (6,),
 }
 
 

@@ -1092,7 +1092,8 @@ def test_analysis_leaves_everything_as_it_was() -> None:
 CONVOLUTIONAL = [
     (name, options, data)
     for name, options, _, _, data in TABLE
-    if len(data[0]) == 3 and options.get("norm") != "group"  # it does not keep groups even
+    # it does not keep the groups of GroupNorm even
+    if len(data[0]) == 3 and options.get("norm") != "group" and name != "resnet8"
 ]
 
 

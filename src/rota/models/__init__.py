@@ -1,4 +1,4 @@
-"""The papers' networks.
+"""The papers' networks, and usual ones.
 
 Each is a function of the data's `shape` and `classes` that returns an nn.Module. Its outputs are
 logits.
@@ -15,6 +15,7 @@ from rota.models.cnn import (
     fluid_femnist,
     kvib_cnn,
     leaf_femnist,
+    lenet,
     mmfl_cnn,
     mmfl_emnist,
     pfl_cnn,
@@ -23,8 +24,9 @@ from rota.models.cnn import (
     vgg9,
 )
 from rota.models.mlp import logistic, s2_small, two_nn
-from rota.models.resnet import preact_resnet18, resnet18
+from rota.models.resnet import preact_resnet18, resnet8, resnet18
 from rota.models.text import leaf_lstm, lstm_shakespeare, mmfl_lstm
+from rota.models.transformer import transformer
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
@@ -45,6 +47,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "pfl_cnn": pfl_cnn,
     "resnet18": resnet18,
     "preact_resnet18": preact_resnet18,
+    "resnet8": resnet8,
+    "lenet": lenet,
+    "transformer": transformer,
 }
 
 __all__ = [
@@ -54,6 +59,7 @@ __all__ = [
     "kvib_cnn",
     "leaf_femnist",
     "leaf_lstm",
+    "lenet",
     "logistic",
     "lstm_shakespeare",
     "mmfl_cnn",
@@ -61,10 +67,12 @@ __all__ = [
     "mmfl_lstm",
     "pfl_cnn",
     "preact_resnet18",
+    "resnet8",
     "resnet18",
     "s2_classic",
     "s2_small",
     "s2_wide",
+    "transformer",
     "two_nn",
     "vgg9",
 ]

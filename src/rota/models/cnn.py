@@ -21,6 +21,26 @@ def cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
     return _two_convolutions("cnn", shape, classes, channels=(32, 64), hidden=512)
 
 
+def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
+    """LeNet-5 with ReLU and max pooling (LeCun et al. 1998). 61,706 parameters on MNIST."""
+    colours, height, width = image("lenet", shape, least=16)
+    flat = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
+    return net(
+        conv1=nn.Conv2d(colours, 6, 5, padding=2),
+        act1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        act2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(flat, 120),
+        act3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        act4=nn.ReLU(),
+        fc3=head(84, classes),
+    )
+
+
 def leaf_femnist(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn.Module:
     """LEAF's FEMNIST network: the CNN with 2048 hidden units. 6,603,710 parameters."""
     return _two_convolutions("leaf_femnist", shape, classes, channels=(32, 64), hidden=2048)

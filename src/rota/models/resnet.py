@@ -1,4 +1,4 @@
-"""ResNet-18 for small images: a 3x3 stem without pooling, then eight blocks of 64 to 512 channels.
+"""ResNets for small images: a 3x3 stem without pooling, then blocks of more and more channels.
 
 `norm` is "batch" (BatchNorm with running statistics, which are averaged like weights),
 "batch-no-stats" (BatchNorm that uses each batch's own statistics, in testing too) or "group"
@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -41,17 +41,14 @@ def resnet18(
     shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch"
 ) -> nn.Module:
     """ResNet-18 with a 3x3 stem, for CIFAR-10 (He et al. 2016; FjORD). 11,173,962 parameters."""
-    colours, _, _ = image("resnet18", shape)
-    normed = _norm(norm)
-    blocks = {f"block{i}": Block(*sizes, normed) for i, sizes in enumerate(BLOCKS, start=1)}
-    stem = {
-        "conv": nn.Conv2d(colours, 64, 3, padding=1, bias=False),
-        "norm": normed(64),
-        "relu": nn.ReLU(),
-    }
-    return net(
-        **stem, **blocks, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=head(512, classes)
-    )
+    return _resnet("resnet18", BLOCKS, shape, classes, norm)
+
+
+def resnet8(
+    shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "group"
+) -> nn.Module:
+    """ResNet-8: three blocks of 16 to 64 channels, GroupNorm. 78,042 parameters on CIFAR-10."""
+    return _resnet("resnet8", ((16, 16, 1), (16, 32, 2), (32, 64, 2)), shape, classes, norm)
 
 
 def preact_resnet18(
@@ -72,6 +69,26 @@ def preact_resnet18(
         **blocks,
         **last,
         fc=head(512, classes),
+    )
+
+
+def _resnet(
+    model: str,
+    sizes: Sequence[tuple[int, int, int]],
+    shape: tuple[int, ...],
+    classes: int,
+    norm: str,
+) -> nn.Module:
+    colours, _, _ = image(model, shape)
+    normed, first, last = _norm(norm), sizes[0][0], sizes[-1][1]
+    blocks = {f"block{i}": Block(*size, normed) for i, size in enumerate(sizes, start=1)}
+    stem = {
+        "conv": nn.Conv2d(colours, first, 3, padding=1, bias=False),
+        "norm": normed(first),
+        "relu": nn.ReLU(),
+    }
+    return net(
+        **stem, **blocks, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=head(last, classes)
     )
 
 

@@ -17,7 +17,7 @@ def lstm_shakespeare(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Mo
     The layers have 128 units. The source's Keras network has 248,912 parameters: one bias vector
     per LSTM layer, where PyTorch has two.
     """
-    _sequence("lstm_shakespeare", shape)
+    sequence("lstm_shakespeare", shape)
     return net(
         one_hot=OneHot(classes),
         lstm1=LSTM(classes, 128),
@@ -33,7 +33,7 @@ def leaf_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
     Characters have 8 dimensions and the layers 256 units. LEAF's TensorFlow network has 817,872
     parameters: one bias vector per LSTM layer, where PyTorch has two.
     """
-    _sequence("leaf_lstm", shape)
+    sequence("leaf_lstm", shape)
     return net(
         embed=nn.Embedding(classes, 8),
         lstm1=LSTM(8, 256),
@@ -48,7 +48,7 @@ def mmfl_lstm(shape: tuple[int, ...] = (80,), classes: int = 80) -> nn.Module:
 
     Characters have 128 dimensions and the two layers 256 units.
     """
-    _sequence("mmfl_lstm", shape)
+    sequence("mmfl_lstm", shape)
     return net(
         embed=nn.Embedding(classes, 128),
         lstm1=LSTM(128, 256),
@@ -121,7 +121,8 @@ class Last(nn.Module):
         return x[:, -1]
 
 
-def _sequence(model: str, shape: tuple[int, ...]) -> None:
+def sequence(model: str, shape: tuple[int, ...]) -> None:
+    """Refuse examples that are not sequences of characters."""
     if len(shape) != 1 or shape[0] < 1:
         raise BadInput(
             f"{model} takes sequences of characters, of shape (length,), not examples of shape "

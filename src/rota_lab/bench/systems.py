@@ -19,6 +19,7 @@ SCRIPTS = Path(__file__).parent / "peers"
 DENSE = ("logistic", "two_nn")
 """On a CPU, XLA takes minutes per round for other networks if it maps them over clients, and for
 convolutions in a loop."""
+SEQUENCES = ("lstm_shakespeare", "transformer")
 LIMIT = 3600.0
 """The most seconds for one run of one system: a longer run hangs."""
 
@@ -92,7 +93,7 @@ def ways(system: System, device: str, model: str) -> list[Way]:
             return [vmap]
         if model in DENSE:
             return [vmap, scan]
-        return [step] if "cnn" in model else [scan, step]
+        return [scan, step] if model in SEQUENCES else [step]
     return [Way("as it comes")]
 
 

@@ -145,8 +145,28 @@ def network(work: Prepared) -> nn.Module:
             nn.Dropout(0.5),
             nn.Linear(128, work.classes),
         )
+    elif work.model == "lenet":
+        flat = 16 * ((shape[1] // 2 - 4) // 2) * ((shape[2] // 2 - 4) // 2)
+        module = nn.Sequential(
+            nn.Conv2d(shape[0], 6, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(flat, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, work.classes),
+        )
+    elif work.model == "resnet8":
+        module = _residual(shape[0], work.classes)
     elif work.model == "lstm_shakespeare":
         module = _letters(work.classes)
+    elif work.model == "transformer":
+        module = _attentive(shape[0], work.classes)
     else:
         raise ValueError(f"no network '{work.model}'")
     with torch.no_grad():
@@ -170,6 +190,81 @@ def _letters(classes: int) -> nn.Module:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             hidden, _ = self.lstm(F.one_hot(x, classes).float())
             return self.out(hidden[:, -1])  # type: ignore[no-any-return]
+
+    return Letters()
+
+
+def _residual(colours: int, classes: int) -> nn.Module:
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+            self.norm1 = nn.GroupNorm(2, outputs)
+            self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+            self.norm2 = nn.GroupNorm(2, outputs)
+            self.skip = nn.Sequential()
+            if stride > 1:
+                narrow = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+                self.skip = nn.Sequential(narrow, nn.GroupNorm(2, outputs))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = torch.relu(self.norm1(self.conv1(x)))
+            return torch.relu(self.norm2(self.conv2(out)) + self.skip(x))
+
+    return nn.Sequential(
+        nn.Conv2d(colours, 16, 3, padding=1, bias=False),
+        nn.GroupNorm(2, 16),
+        nn.ReLU(),
+        Block(16, 16, 1),
+        Block(16, 32, 2),
+        Block(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )
+
+
+def _attentive(length: int, classes: int, width: int = 128, heads: int = 4) -> nn.Module:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1 = nn.LayerNorm(width)
+            self.inputs = nn.Linear(width, 3 * width)
+            self.outputs = nn.Linear(width, width)
+            self.norm2 = nn.LayerNorm(width)
+            self.mlp = nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            n, time, _ = x.shape
+            parts = self.inputs(self.norm1(x)).view(n, time, 3, heads, -1).permute(2, 0, 3, 1, 4)
+            query, key, value = parts
+            heard = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + self.outputs(heard.transpose(1, 2).reshape(n, time, -1))
+            return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+    class Letters(nn.Module):
+        """GPT-2 in small: the logits of the next letter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.empty(length, width))
+            self.character = nn.Embedding(classes, width)
+            self.blocks = nn.Sequential(Block(), Block())
+            self.norm = nn.LayerNorm(width)
+            self.out = nn.Linear(width, classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.blocks(self.character(x) + self.position)
+            return self.out(self.norm(hidden)[:, -1])  # type: ignore[no-any-return]
 
     return Letters()
 
