@@ -25,7 +25,7 @@ from rota.sampling import (
     Vrb,
 )
 from rota_lab.reproduce import kvib_stack
-from rota_lab.reproduce.kvib_stack import Lane, Meter, Stack, own_updates, shared_updates
+from rota_lab.reproduce.kvib_stack import Lane, Meter, Row, Stack, own_updates, shared_updates
 
 SIZES = [5, 12, 70, 31, 8, 140]
 SAMPLERS: list[Callable[[], Any]] = [
@@ -43,8 +43,8 @@ def test_a_lane_is_a_run_of_rota(twice: bool) -> None:
     data, rounds, rate = federation(SIZES), 12, 0.05
     lanes = [Lane("full", Full(), rate)]
     lanes += [Lane(str(k), one(), rate * (1 + k)) for k, one in enumerate(SAMPLERS)]
-    stack = Stack(data, [lane.lr for lane in lanes], 3, twice)
-    meters, weights, _ = own_updates(stack, lanes, rounds)
+    stack = Stack(data, lanes, 3, twice)
+    meters, weights, _ = own_updates(stack, rounds)
     tested = stack.tested(weights)
     loss = {"loss": kvib_stack.softmax_twice} if twice else {}
     for lane, meter, score in list(zip(lanes, meters, tested, strict=True))[1:]:
@@ -67,17 +67,16 @@ def test_a_lane_is_a_run_of_rota(twice: bool) -> None:
 
 def test_recorded_updates_are_those_of_the_first_lane() -> None:
     """A sampler that learns nothing measures the same on recorded updates as on its own."""
-    stack = Stack(federation(SIZES), [0.05], 0, False)
-    meters, _, recorded = own_updates(stack, [Lane("full", Full(), 0.05)], 5)
+    stack = Stack(federation(SIZES), [Lane("full", Full(), 0.05)], 0)
+    meters, _, recorded = own_updates(stack, 5)
     assert meters[0].totals() == {"variance": 0.0, "late": 0.0}
     again = shared_updates(Lane("uniform", Uniform(2)), stack.shares, recorded, 0)
-    scores, total = np.array(recorded.scores), recorded.total
-    expected = [variance.fixed(2, x, d) for x, d in zip(scores, total, strict=True)]
+    expected = [variance.fixed(2, row.scores, row.total) for row in recorded]
     assert again.variance == pytest.approx(expected)
-    products = recorded.products[0]
+    products = recorded[0].products
     assert products is not None
-    assert np.sqrt(np.diag(products)) == pytest.approx(scores[0], rel=1e-4)
-    assert np.sqrt(products.sum()) == pytest.approx(total[0], rel=1e-4)
+    assert np.sqrt(np.diag(products)) == pytest.approx(recorded[0].scores, rel=1e-4)
+    assert np.sqrt(products.sum()) == pytest.approx(recorded[0].total, rel=1e-4)
 
 
 def vectors() -> np.ndarray[Any, Any]:
@@ -114,14 +113,16 @@ def test_the_variance_of_strata_is_that_of_all_that_can_be_drawn() -> None:
 def test_a_first_pass_is_known_before_the_first_round() -> None:
     shares = np.full((1, 4), 0.25)
     meter = Meter(Lane("avare", Avare(2), start=np.copy), shares, 10, 0)
-    meter.round(1, np.array([1.0, 2.0, 3.0, 4.0]), 5.0, None)
+    row = Row(np.array([1.0, 2.0, 3.0, 4.0]), 5.0)
+    meter.round(1, row)
     assert meter.cost[0] == pytest.approx(30 * 2)  # Avare's first round is uniform
-    meter.round(2, np.array([1.0, 2.0, 3.0, 4.0]), 5.0, None)
+    assert meter.best[0] == pytest.approx(100 / 2)  # p = a / 5
+    meter.round(2, row)
     assert not np.isnan(meter.state["norm"]).any()
 
 
 def test_gradients_are_torchs() -> None:
-    stack = Stack(federation(SIZES), [0.05], 0, True)
+    stack = Stack(federation(SIZES), [Lane("full", Full(), 0.05)], 0, True)
     weights = torch.randn_like(stack.first)[:, :, 0].requires_grad_()
     losses, slopes = stack.gradients(weights.detach())
     x, y = stack.x[2], stack.y[2].argmax(dim=1)

@@ -3,7 +3,7 @@
 The runs of one seed differ only in who is drawn, so in a round a client trains all of them on the
 same mini-batches. Their weights lie side by side, and a local step of all is two matrix products.
 All clients train in every round, because the measures need all updates. The numbers are those of
-rota's engines and of its loop, up to rounding; tests/test_reproduce_kvib.py compares them.
+rota's engines and of its loop, up to rounding; tests/test_reproduce_kvib_stack.py compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rota.data.federation import Federation
 from rota.engine.schedule import batches
 from rota.metrics import variance
 from rota.plan import Plan, Seen, State, Task
-from rota.sampling import Asking, ClusteredSize, Sampler
+from rota.sampling import ClusteredSize, Sampler, draw
+from rota.sampling.bandits import Bandit
 from rota.sampling.draw import Procedure
 from rota.sampling.waterfill import waterfill
 from rota_lab.reproduce.parts import in_time
@@ -49,22 +50,27 @@ class Lane:
 
 
 @dataclass
-class Recorded:
-    """What happened in the rounds of one lane: x_i = d_i g_i of all clients."""
+class Row:
+    """What all clients would send in a round: |x_i| with x_i = d_i g_i, |D|, the inner products."""
 
-    scores: list[Array] = field(default_factory=list)
-    total: list[float] = field(default_factory=list)
-    products: list[Array | None] = field(default_factory=list)
+    scores: Array
+    total: float
+    products: Array | None = None
+    ideal: dict[float, float] = field(default_factory=dict)
 
-    def add(self, scores: Array, total: float, products: Array | None) -> None:
-        """One more round."""
-        self.scores.append(scores)
-        self.total.append(total)
-        self.products.append(products)
+    def least(self, budget: float) -> float:
+        """The least l(p) over p <= 1, sum p = budget (Lemma 3)."""
+        key = round(budget, 9)
+        if key not in self.ideal:
+            self.ideal[key] = least_cost(self.scores, key)
+        return self.ideal[key]
 
-    def first(self, rounds: int) -> Recorded:
-        """The first rounds of it."""
-        return Recorded(self.scores[:rounds], self.total[:rounds], self.products[:rounds])
+
+def least_cost(scores: Array, budget: float) -> float:
+    """The least l(p) = sum pi^2 / p over p <= 1, sum p = budget."""
+    some = scores > 0
+    best = waterfill(scores, min(budget, len(scores)))
+    return float((scores[some] ** 2 / best[some]).sum())
 
 
 def softmax_twice(z: Tensor, y: Tensor) -> Tensor:
@@ -75,13 +81,16 @@ def softmax_twice(z: Tensor, y: Tensor) -> Tensor:
 class Stack:
     """The clients, and the local training of models that lie side by side.
 
-    Weights are [inputs + 1, classes, lanes], and the last input is 1. Softmax is fastest so.
+    Weights are [inputs + 1, classes, lanes], and the last input is 1. Softmax is fastest so. With
+    `twice`, softmax is applied twice, as in K-Vib's published code.
     """
 
-    def __init__(self, data: Federation, rates: Sequence[float], seed: int, twice: bool) -> None:
+    def __init__(
+        self, data: Federation, lanes: Sequence[Lane], seed: int, twice: bool = False
+    ) -> None:
         self.task = Task(models.logistic, data, batch=BATCH)
-        self.seed, self.twice, self.number = seed, twice, len(rates)
-        self.x, self.y, self.batches = [], [], list[int]()
+        self.lanes, self.seed, self.twice = lanes, seed, twice
+        self.x, self.y = [], []
         for client in range(data.clients):
             x, y = data.train.of(client)
             self.x.append(_with_ones(x))
@@ -89,11 +98,12 @@ class Stack:
         self.test = _with_ones(data.test.x), data.test.y.long()
         sizes = np.array([len(x) for x in self.x], np.float64)
         self.shares = (sizes / sizes.sum())[None]
-        self.rates = torch.tensor(rates, dtype=torch.float32).repeat(data.classes)
+        rates = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32)
+        self.rates = rates.repeat(data.classes)
         net = self.task.build(rng.key(seed, "model", 0))
         weight, bias = (p.detach() for p in net.parameters())
         first = torch.cat([weight.T, bias[None]])
-        self.first = first[:, :, None].repeat(1, 1, len(rates))
+        self.first = first[:, :, None].repeat(1, 1, len(lanes))
 
     def updates(self, weights: Tensor, now: int) -> Tensor:
         """g_i of all clients and lanes: [clients, inputs + 1, classes, lanes]."""
@@ -102,12 +112,14 @@ class Stack:
         out = torch.empty(len(self.x), *before.shape)
         for client, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
             key = torch.tensor(_signed(rng.key(self.seed, "train", now, client, 0)))
-            mine = before.clone()
-            for chosen in batches(self.task, len(x), key):
-                some, right = x[chosen], y[chosen][:, :, None]
-                slope = self.slope((some @ mine).view(len(chosen), *shape[1:]), right)
-                mine -= (some.T @ slope.view(len(chosen), -1)) * (self.rates / len(chosen))
-            torch.sub(before, mine, out=out[client])
+            chosen = batches(self.task, len(x), key)
+            order, sizes = torch.cat(chosen), [len(each) for each in chosen]
+            mine = out[client].copy_(before)
+            for some, right in zip(x[order].split(sizes), y[order].split(sizes), strict=True):
+                z = (some @ mine).view(-1, *shape[1:])
+                step = self.slope(z, right[:, :, None]).view(len(some), -1)
+                mine.addmm_(some.T, step.mul_(self.rates), alpha=-1 / len(some))
+            torch.sub(before, mine, out=mine)
         return out.view(-1, *shape)
 
     def slope(self, z: Tensor, right: Tensor) -> Tensor:
@@ -116,10 +128,10 @@ class Stack:
         if not self.twice:
             return u.sub_(right)
         v = u.softmax(dim=1).sub_(right)
-        return u * (v - (u * v).sum(dim=1, keepdim=True))
+        return u.mul_(v.sub_((u * v).sum(dim=1, keepdim=True)))
 
     def gradients(self, weights: Tensor) -> tuple[Array, Array]:
-        """Each client's mean loss and full gradient for one model [inputs + 1, C]."""
+        """Each client's mean loss and full gradient for one model [inputs + 1, classes]."""
         losses, slopes = [], []
         for x, y in zip(self.x, self.y, strict=True):
             z = x @ weights
@@ -128,13 +140,14 @@ class Stack:
         return np.array(losses), np.stack(slopes).astype(np.float64)
 
     def loss(self, z: Tensor, y: Tensor) -> float:
+        """The mean loss of one model."""
         return float((softmax_twice(z, y) if self.twice else cross_entropy(z, y)).mean())
 
     def tested(self, weights: Tensor) -> list[dict[str, float]]:
         """The test loss and accuracy of every lane."""
         x, y = self.test
         out = []
-        for lane in range(self.number):
+        for lane in range(len(self.lanes)):
             z = x @ weights[:, :, lane]
             right = float((z.argmax(dim=1) == y).float().mean())
             out.append({"loss": self.loss(z, y), "accuracy": right})
@@ -155,59 +168,63 @@ class Meter:
 
     def __init__(self, lane: Lane, shares: Array, rounds: int, seed: int) -> None:
         self.lane, self.shares, self.seed = lane, shares, seed
-        self.state: State = lane.sampler.init(shares, rounds)
+        self.sampler: Any = lane.sampler
+        self.state: State = self.sampler.init(shares, rounds)
+        self.asks, self.learns = (hasattr(self.sampler, name) for name in ("ask", "observe"))
         self.procedure: Procedure | None = getattr(lane.sampler, "procedure", None)
         self.cost, self.best = list[float](), list[float]()
-        self.variance, self.least = list[float](), list[float]()
+        self.variance = list[float]()
 
     @property
     def needs_products(self) -> bool:
         """Whether the variance depends on the angles between the updates."""
-        clustered = isinstance(self.lane.sampler, ClusteredSize)
+        clustered = isinstance(self.sampler, ClusteredSize)
         return clustered or self.procedure == "sequential"
 
-    def round(self, now: int, scores: Array, total: float, products: Array | None) -> Array:
+    def round(self, now: int, row: Row) -> Array:
         """Measure and play one round; returns each client's weight in the estimate."""
-        sampler, shares = self.lane.sampler, self.shares
-        norms = scores / shares[0]
+        norms = row.scores / self.shares[0]
         if now == 1 and self.lane.start:
             self.state = {**self.state, "norm": self.lane.start(norms)[None]}
         stream = rng.generator(rng.key(self.seed, "draw", now))
-        if isinstance(sampler, Asking):
-            asked = sampler.ask(self.state, shares, stream).rows
-            self.state = sampler.hear(self.state, asked, seen(asked, norms))
-        self.measure(scores, total, products, now)
-        plan = sampler.draw(self.state, shares, stream)
-        if hasattr(sampler, "observe"):
-            self.state = sampler.observe(self.state, shares, plan, seen(plan, norms))
-        weight = np.zeros(shares.shape[1])
+        if self.asks:
+            asked = self.sampler.ask(self.state, self.shares, stream).rows
+            self.state = self.sampler.hear(self.state, asked, seen(asked, norms))
+        rates = self.measure(now, row)
+        if self.learns and isinstance(self.sampler, Bandit):  # its rates are not computed twice
+            plan = draw.by(self.sampler.procedure, rates, self.shares, stream)
+        else:
+            plan = self.sampler.draw(self.state, self.shares, stream)
+        if self.learns:
+            self.state = self.sampler.observe(self.state, self.shares, plan, seen(plan, norms))
+        weight = np.zeros(self.shares.shape[1])
         weight[plan.client] = plan.weight
         return weight
 
-    def measure(self, scores: Array, total: float, products: Array | None, now: int) -> None:
-        sampler, squares = self.lane.sampler, scores**2
-        if isinstance(sampler, ClusteredSize):
-            assert products is not None
-            line = sampler.strata(self.state, 0, self.shares[0])
-            self.variance.append(clustered(*line, self.shares[0], products))
-            return
+    def measure(self, now: int, row: Row) -> Array:
+        """Add l(p), the least l and the variance of a round; returns the sampler's rates."""
+        if isinstance(self.sampler, ClusteredSize):
+            assert row.products is not None
+            line = self.sampler.strata(self.state, 0, self.shares[0])
+            self.variance.append(clustered(*line, self.shares[0], row.products))
+            return self.shares
         if self.procedure is None:  # full participation
             self.variance.append(0.0)
-            return
-        rates = sampler.rates(self.state, self.shares)[0]  # type: ignore[attr-defined]
+            return self.shares
+        applied = self.sampler.rates(self.state, self.shares)
+        rates = applied[0]
         if self.procedure in ("independent", "fixed"):
             rates = np.minimum(rates, 1.0)
-        some = scores > 0
-        optimal = waterfill(scores, min(float(rates.sum()), len(scores)))
-        self.cost.append(float((squares[some] / rates[some]).sum()))
-        self.best.append(float((squares[some] / optimal[some]).sum()))
-        self.least.append(variance.independent(optimal, scores))
+        some = row.scores > 0
+        self.cost.append(float((row.scores[some] ** 2 / rates[some]).sum()))
+        self.best.append(row.least(float(rates.sum())))
         if self.procedure == "sequential":
-            assert products is not None
+            assert row.products is not None
             stream = rng.generator(rng.key(self.seed, "sequential", now))
-            self.variance.append(sequential(rates, products, stream))
+            self.variance.append(sequential(rates, row.products, stream))
         else:
-            self.variance.append(variance.of(self.procedure, rates, scores, total))
+            self.variance.append(variance.of(self.procedure, rates, row.scores, row.total))
+        return np.asarray(applied)
 
     def totals(self) -> dict[str, Any]:
         """Sums over the rounds, and a curve of the variance."""
@@ -221,6 +238,7 @@ class Meter:
             cost, best = np.array(self.cost), np.array(self.best)
             out["relative"] = float((np.abs(cost - best) / best).mean())
             out["regret"] = float((cost - best).sum())
+            out["cost"] = float(cost.sum())
         return out
 
     def curve(self, points: int) -> list[float]:
@@ -233,7 +251,7 @@ def seen(plan: Plan, norms: Array) -> Seen:
     """What the server sees if all rows of a plan succeed."""
     out = Seen.nothing(len(plan))
     out.norm[:] = norms[plan.client]
-    out.reason[:] = ["" if math.isfinite(norm) else "not finite" for norm in out.norm]
+    out.reason[:] = ""
     return out
 
 
@@ -266,14 +284,14 @@ def clustered(client: Array, mass: Array, shares: Array, products: Array) -> flo
 
 def own_updates(
     stack: Stack,
-    lanes: Sequence[Lane],
     rounds: int,
     deadline: float = math.inf,
     watch: Callable[[int, Tensor, Tensor], None] = lambda *_: None,
-) -> tuple[list[Meter], Tensor, Recorded]:
+) -> tuple[list[Meter], Tensor, list[Row]]:
     """Train every lane on its own updates; also records what the first lane's clients sent."""
+    lanes = stack.lanes
     meters = [Meter(lane, stack.shares, rounds, stack.seed) for lane in lanes]
-    weights, recorded, d = stack.first.clone(), Recorded(), stack.shares[0]
+    weights, recorded, d = stack.first.clone(), list[Row](), stack.shares[0]
     for now in range(1, rounds + 1):
         in_time(deadline)
         updates = stack.updates(weights, now)
@@ -283,24 +301,21 @@ def own_updates(
         watch(now, weights, whole.view_as(weights))
         totals = whole.double().norm(dim=0).tolist()
         steps = np.zeros((len(d), len(lanes)), np.float32)
-        for s, meter in enumerate(meters):
-            products = None
-            if meter.needs_products or s == 0:
-                mine = flat[:, :, s].double() * torch.from_numpy(d)[:, None]
-                products = (mine @ mine.T).numpy()
-            steps[:, s] = meter.round(now, d * norms[:, s], totals[s], products)
-            if s == 0:
-                assert products is not None
-                recorded.add(d * norms[:, 0], totals[0], products.astype(np.float32))
+        for place, meter in enumerate(meters):
+            row = Row(d * norms[:, place], totals[place])
+            if meter.needs_products or place == 0:
+                mine = flat[:, :, place].double() * torch.from_numpy(d)[:, None]
+                row.products = (mine @ mine.T).numpy()
+            steps[:, place] = meter.round(now, row)
+            if place == 0:
+                recorded.append(row)
         weights -= (flat * torch.from_numpy(steps)[:, None]).sum(dim=0).view_as(weights)
     return meters, weights, recorded
 
 
-def shared_updates(lane: Lane, shares: Array, recorded: Recorded, seed: int) -> Meter:
+def shared_updates(lane: Lane, shares: Array, recorded: Sequence[Row], seed: int) -> Meter:
     """What a sampler does on a recorded sequence of updates, without any training."""
-    rounds = len(recorded.scores)
-    meter = Meter(lane, shares, rounds, seed)
-    rows = zip(recorded.scores, recorded.total, recorded.products, strict=True)
-    for now, (scores, total, products) in enumerate(rows, start=1):
-        meter.round(now, scores, total, products)
+    meter = Meter(lane, shares, len(recorded), seed)
+    for now, row in enumerate(recorded, start=1):
+        meter.round(now, row)
     return meter
