@@ -60,11 +60,12 @@ def test_lanes() -> None:
     assert (1 + len(kvib_parts.OWN)) % 16 == 0, "softmax is fast there"
     assert len(kvib_parts.BUDGETS) * len(kvib_parts.OWN_BUDGETS) % 16 == 0
     rows = [Row(np.array([1.0, 3.0]), 2.0)]
-    shared = [lane.name for lane in kvib_parts.shared_lanes(rows, "logits")]
+    shared = [lane.name for lane in kvib_parts.shared_lanes(rows, "logits", True)]
     assert len(set(shared)) == len(shared)
+    assert {lane.name for lane in kvib_parts.shared_lanes(rows, "logits", False)} < set(shared)
     (largest,) = [
         lane.sampler
-        for lane in kvib_parts.shared_lanes(rows, "logits")
+        for lane in kvib_parts.shared_lanes(rows, "logits", True)
         if lane.name == "vrb-largest-0.1"
     ]
     assert largest.bound == pytest.approx(0.3)  # type: ignore[attr-defined]

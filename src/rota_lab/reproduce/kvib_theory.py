@@ -38,17 +38,17 @@ STUDIES: dict[str, Callable[[Piece, Federation, float], Found]] = {
     "budgets": budgets,
 }
 SECONDS = {
-    "logits": 33,
+    "logits": 26,
     "holds": 5,
-    "sweep": 32,
+    "sweep": 16,
     "made": 12,
     "other": 40,
     "growth": 25,
-    "twice": 27,
+    "twice": 24,
     "budgets": 24,
 }
 """The rough times of parts on one core."""
-SWEEP_SEEDS = range(3)
+SWEEP_SEEDS, SWEEP_ROUNDS = range(2), 250
 QUICK_ROUNDS, QUICK_SEEDS = 12, 2
 
 
@@ -57,10 +57,11 @@ def parts(quick: bool = False) -> list[Piece]:
     seeds, rounds = (SEEDS[:QUICK_SEEDS], QUICK_ROUNDS) if quick else (SEEDS, ROUNDS)
     out = [Piece("logits", f"seed{seed}", rounds, quick) for seed in seeds]
     out.append(Piece("holds", "figure6", rounds, quick))
-    out += [Piece("sweep", f"seed{seed}", rounds, quick) for seed in SWEEP_SEEDS[: len(seeds)]]
     out += [Piece("made", name, min(rounds, MADE_ROUNDS), quick) for name in MADE]
     if not quick:
         out += [Piece("other", name, OTHER_ROUNDS) for name in TASKS]
+    swept = min(rounds, SWEEP_ROUNDS)
+    out += [Piece("sweep", f"seed{seed}", swept, quick) for seed in SWEEP_SEEDS]
     out += [Piece("growth", f"N{n}", rounds, quick) for n in CLIENTS]
     for study in ("twice", "budgets"):
         out += [Piece(study, f"seed{seed}", rounds, quick) for seed in seeds]

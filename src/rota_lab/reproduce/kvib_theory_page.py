@@ -72,7 +72,19 @@ def in_short(claims: Sequence[Claim]) -> str:
         counts = [verdicts.count(verdict) for verdict in (HOLDS, FAILS)]
         lines.append([group, *map(str, counts), str(len(verdicts) - sum(counts))])
     heads = ["claims on", "hold", "fail", "cannot tell"]
-    return f"## In short\n{table(heads, lines)}\n\nThe claims are at the end of this page.\n"
+    first = [f"- **{each.verdict}**: {each.words}" for each in claims if headline(each.words)]
+    end = "All claims are at the end of this page."
+    return "\n".join(["## In short", *first, "", table(heads, lines), "", end, ""])
+
+
+def headline(words: str) -> bool:
+    """Whether a claim is among the page's first: variances on logits at K = 10, by seed."""
+    if "logits" not in words:
+        return False
+    figure_4 = words.startswith("Figure 4") and "K-Vib's cumulative variance" in words
+    learner = words.startswith("Learner") and "on coins" in words and "Avare" in words
+    ours = words.startswith("rota's sampler") and "K = 10: its cumulative variance" in words
+    return figure_4 or learner or ours or "which learn nothing" in words
 
 
 def rows(view: View) -> list[Row]:

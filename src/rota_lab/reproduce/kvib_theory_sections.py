@@ -15,6 +15,7 @@ from rota_lab.reproduce.kvib_parts import (
     ROUNDS,
     SEEDS,
     SETTINGS,
+    WIDE,
     named,
 )
 from rota_lab.reproduce.kvib_stack import DRAWS as SEQUENTIAL
@@ -86,6 +87,7 @@ def numbers(view: View) -> dict[str, str]:
         "draws": str(DRAWS),
         "sequential": str(SEQUENTIAL),
         "planned": str(len(SEEDS)),
+        "wide": str(len(WIDE)),
         "minutes": f"{sum(part['seconds'] for part in parts) / 60:.0f}",
         "logits_rate": f"{SETTINGS['logits'][0]:g}",
         "twice_rate": f"{SETTINGS['twice'][0]:g}",
@@ -222,7 +224,8 @@ def sweep(view: View) -> str:
             cells.append(positive(loss))
         rows.append(cells)
     heads = ["learning rate", *(title(lane) for lane in SWEPT)]
-    text = SWEEP.format(**{**numbers(view), "budget": SWEEP_BUDGET})
+    swept = parts[0]["rounds"] if parts else 0
+    text = SWEEP.format(**{**numbers(view), "budget": SWEEP_BUDGET, "sweep_rounds": swept})
     return "\n".join(["## The learning rate on logits", text, table(heads, rows), ""])
 
 
@@ -360,7 +363,8 @@ def not_run(found: dict[str, Found], everything: Sequence[str]) -> str:
         some = [name for name in left if name in names]
         lines.append(f"- {study}: {len(some)} of {len(names)} parts are not finished.")
     machines = dict.fromkeys(f"- {part['machine']}" for part in found.values())
-    head = ["", "## Not run", *lines] if lines else []
+    how = "`rota reproduce kvib-theory --out docs/results` runs them, and keeps what is finished."
+    head = ["", "## Not run", *lines, "", how] if lines else []
     return "\n".join([*head, "", "## Machines", *machines])
 
 

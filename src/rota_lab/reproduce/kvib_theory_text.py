@@ -26,16 +26,17 @@ probabilities that were applied:
   variance l(p) - sum pi^2, and draws with replacement have l(K q) - |D|^2 / K. Their p = K q may
   exceed 1, so their regret may be negative.
 
-There are two settings. On **logits**, the learning rate is {logits_rate}, which the sweep below
-supports. K-Vib's published code applies **softmax twice**, with learning rate {twice_rate}. Each
+There are two settings. On **logits**, the learning rate is {logits_rate}: see the sweep below.
+K-Vib's published code applies **softmax twice**, with learning rate {twice_rate}. Each
 comparison is made twice: on each run's **own updates**, which is what a user gets, because a noisy
 sampler also causes larger updates; and on **shared updates**, which one run with full participation
 recorded, so that only the samplers differ.
 
 All samplers have the same seeds, mini-batches and start. There are {logits_seeds} of {planned}
-planned seeds on logits, {twice_seeds} with softmax twice, {budgets_seeds} at other budgets on own
-updates, and {sweep_seeds} in the sweep. The other federations have {other_rounds} rounds, and the
-made-up updates have {made_rounds}. Both have {draws} draws of each sampler on one sequence.
+planned seeds on logits, of which the first {wide} have all budgets, procedures, starts and bounds
+on shared updates. There are {twice_seeds} with softmax twice, {budgets_seeds} at other budgets on
+own updates, and {sweep_seeds} in the sweep. The other federations have {other_rounds} rounds, and
+the made-up updates have {made_rounds}. Both have {draws} draws of each sampler on one sequence.
 These parts are smaller to keep the whole study to about an hour of one core; the finished parts
 took {minutes} minutes. Intervals are 95 % intervals over the seeds. Those of positive quantities
 are intervals of geometric means, so they do not reach below 0.
@@ -59,7 +60,7 @@ Both readings are below.
 
 SWEEP = """\
 The learning rate of K-Vib's setting belongs to a network that applies softmax twice. On logits its
-gradients are larger. The table has the test loss after {logits_rounds} rounds at K = {budget}, the
+gradients are larger. The table has the test loss after {sweep_rounds} rounds at K = {budget}, the
 smallest budget, where the noise is largest: the geometric mean over {sweep_seeds} seeds. A rate is
 too high for a sampler where its loss is clearly above that of full participation.
 
@@ -125,7 +126,8 @@ from being forgotten. Nothing is tuned, and every p is known before the draw, so
 unbiased. The file derives a bound on what the start costs.
 
 Its first round is proportional sampling on coins: unlike K-Vib, Vrb and Avare, it makes use of d
-before anything is learnt. The row of proportional coins shows what that alone is worth.
+before anything is learnt. The row of proportional coins shows what that alone is worth. It was
+chosen on this data set, on other seeds, so the other federations are the better test.
 
 Its rivals are the unbiased samplers that know no more than it does: the shares d, and norms of the
 clients that were drawn. In the claims it has to beat the best of them in each seed, which is harder

@@ -100,14 +100,13 @@ class View:
     def against_all(
         self, setting: str, where: str, lanes: Sequence[str], mine: str, key: str
     ) -> list[float]:
-        """log(the least of the rivals' numbers / mine) by seed."""
+        """log(the least of the rivals' numbers / mine), for the seeds that have all of them."""
         ours = self.numbers(setting, where, mine, key)
         theirs = [self.numbers(setting, where, lane, key) for lane in lanes]
         out = []
         for seed, value in ours.items():
-            some = [each[seed] for each in theirs if seed in each]
-            if some:
-                out.append(math.log(min(some) / value))
+            if theirs and all(seed in each for each in theirs):
+                out.append(math.log(min(each[seed] for each in theirs) / value))
         return out
 
     def rivals(self, setting: str, where: str, budget: int = BUDGET) -> list[str]:
