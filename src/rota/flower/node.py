@@ -96,8 +96,6 @@ class Worker:
         self.process = subprocess.Popen(words, pass_fds=[fd], start_new_session=True)
         theirs.close()
         self.pipe, self.started = Connection(ours.detach()), time.monotonic()
-        if s.slow > 1:
-            threading.Thread(target=hold_back, args=(self.process, s.slow), daemon=True).start()
 
     def ask(self, letter: Letter, limit: float) -> Letter:
         """Let the worker answer a letter within some seconds."""
@@ -110,29 +108,42 @@ class Worker:
         end = time.monotonic() + limit
         try:
             if self.started is not None:
-                if not self.pipe.poll(limit):
-                    if time.monotonic() > self.started + STARTING:
-                        self.stop()
-                    raise Refused(f"the client's worker was not ready after {limit:.0f} seconds")
-                self.pipe.recv_bytes()
-                self.started = None
-            for each in (letter.kind.encode(), letter.text.encode()):
-                self.pipe.send_bytes(each)
-            self.pipe.send_bytes(json.dumps(list(letter.parts)).encode())
-            for part in letter.parts.values():
-                self.pipe.send_bytes(part)
-            if not self.pipe.poll(max(0.0, end - time.monotonic())):
-                self.stop()
-                raise Refused(f"the client had no result after {limit:.0f} seconds")
-            good, text, body = (self.pipe.recv_bytes() for _ in range(3))
+                self._ready(self.started, limit)
+            # a worker that hangs does not even read what we send: it is killed at the limit
+            late = threading.Timer(max(0.0, end - time.monotonic()), self.process.kill)
+            late.start()
+            try:
+                for each in (letter.kind.encode(), letter.text.encode()):
+                    self.pipe.send_bytes(each)
+                self.pipe.send_bytes(json.dumps(list(letter.parts)).encode())
+                for part in letter.parts.values():
+                    self.pipe.send_bytes(part)
+                good, text, body = (self.pipe.recv_bytes() for _ in range(3))
+            finally:
+                late.cancel()
         except (EOFError, OSError) as error:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)
             status = self.stop()
+            if time.monotonic() > end:
+                raise Refused(f"the client had no result after {limit:.0f} seconds") from error
             raise Refused(f"the client's worker died ({how(status)})") from error
         if good != b"1":
             raise Refused(text.decode())
         return Letter("reply", read_head(text.decode()), {OWN: body} if body else {})
+
+    def _ready(self, started: float, limit: float) -> None:
+        """Wait until the process that was started has imported torch."""
+        assert self.pipe is not None
+        assert self.process is not None
+        if not self.pipe.poll(limit):
+            if time.monotonic() > started + STARTING:
+                self.stop()
+            raise Refused(f"the client's worker was not ready after {limit:.0f} seconds")
+        self.pipe.recv_bytes()
+        self.started, slow = None, self.settings.slow
+        if slow > 1:
+            threading.Thread(target=hold_back, args=(self.process, slow), daemon=True).start()
 
     def stop(self) -> int:
         """End the process: its exit status."""

@@ -6,8 +6,10 @@ Flower.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -39,8 +41,8 @@ from rota.world.devices import Profile
 
 COPIES = 8
 """Training takes about this many copies of a model: itself, its gradient, moments, the reply."""
-
-
+PARENT_DEATH = 1
+"""Linux's PR_SET_PDEATHSIG."""
 MOST = 10_000_000
 """The most clients of a run."""
 
@@ -351,6 +353,12 @@ def _speed() -> float:
 
 def ends_with(parent: int) -> None:
     """End this process when its parent has ended, even by kill -9."""
+    if sys.platform == "linux":  # also if this process is stopped, as one that plays a slow device
+        ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -359,7 +367,7 @@ def ends_with(parent: int) -> None:
 def main() -> None:
     """Answer what comes through the pipe, until its other end is closed."""
     options = json.loads(sys.argv[1])
-    threading.Thread(target=ends_with, args=(options["parent"],), daemon=True).start()
+    ends_with(options["parent"])
     if options["threads"]:
         torch.set_num_threads(options["threads"])
     memory = options["memory"] or all_memory()
