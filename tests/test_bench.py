@@ -421,6 +421,16 @@ def test_a_fleet_is_measured_beside_flowers_own(
     assert len(bench.table(bench.Timings("fleet", rows))) == 1 + len(rows) + 2
     assert "| flower-fedavg | 5 | 5 | 10 | 10 | 20.00 | – |" in page(tmp_path)
 
+    def stopped(system: str, nodes: int, rounds: int) -> list[float]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet, "by_flower", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        bench.bench("fleet", device="cpu", peers=[], rounds=3, out=out, say=lambda _: None)
+    known = json.loads(out.read_text())
+    assert not known["finished"]
+    assert known["results"] == rows[:1]
+
 
 def test_a_peer_that_cannot_be_installed_is_skipped_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

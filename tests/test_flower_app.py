@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ def test_the_client_app_and_the_grid(tmp_path: Path) -> None:
     assert torch.equal(mine.models[0].params, other.models[0].params)
 
 
+@pytest.mark.parametrize("reason", [None, "", "Error: it failed"])
+def test_an_error_without_a_reason_ends_nobody(reason: str | None) -> None:
+    """Neither a server, for which it is a failed row, nor a node, which refuses it."""
+    from flwr.app import Error, Message, RecordDict
+
+    from rota.flower.letter import Refused
+    from rota.flower.records import from_message, read
+
+    asked = Message(RecordDict({}), dst_node_id=1, message_type="train", ttl=10)
+    asked.metadata.__dict__["_message_id"] = "asked"
+    message = Message(Error(1, reason), reply_to=asked)
+    assert str(read(message)) == ("it failed" if reason else "error 1, without a reason")
+    with pytest.raises(Refused):
+        from_message(message)
+
+
 def test_a_node_without_data_says_so() -> None:
     from flwr.app import Context, Message, RecordDict
 
@@ -160,6 +177,63 @@ def test_a_strategy_of_all_nodes_is_fedavg() -> None:
     assert new is not None
     expected = 7 + sum(node * size for node, size in SIZES.items()) / sum(SIZES.values())
     np.testing.assert_allclose(new.to_numpy_ndarrays()[0], expected, rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Watcher(Full):
+    """Draws all that are there, and remembers what it was given."""
+
+    given: tuple[list[Any], list[Any], list[Any]] = field(default=([], [], []))
+
+    def draw(self, state: Any, shares: Any, generator: Any) -> Any:
+        self.given[0].append(shares)
+        return super().draw(state, shares, generator)
+
+    def observe(self, state: Any, shares: Any, plan: Any, seen: Any) -> Any:
+        self.given[1].append(shares)
+        self.given[2].append(list(seen.reason))
+        return state
+
+
+BAD: dict[str, Any] = {
+    "one number for all": lambda arrays: ([a[:1] for a in arrays], 10),
+    "another shape": lambda arrays: ([np.ones((7, 7), np.float32) for _ in arrays], 10),
+    "infinite": lambda arrays: ([a * np.float32(np.inf) for a in arrays], 10),
+    "fewer examples than none": lambda arrays: (arrays, -10),
+    "no examples": lambda arrays: (arrays, 0),
+    "no number": lambda arrays: (arrays, float("nan")),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_strategy_leaves_bad_replies_out(bad: Any) -> None:
+    """And its sampler observes the shares that it drew with."""
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+    from rota.flower.strategy import Sampled
+
+    def spoilt(message: Any) -> Any:
+        arrays = message.content["arrays"]
+        changed, size = bad([each + np.float32(1) for each in arrays.to_numpy_ndarrays()])
+        record = ArrayRecord(dict(zip(arrays, ArrayRecord(changed).values(), strict=True)))
+        metrics = MetricRecord({"num-examples": size, "train_loss": 1.0})
+        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
+
+    grid: Any = StubGrid({3: own_client, 5: spoilt, 8: own_client})
+    strategy = Sampled(sampler := Watcher())
+    arrays = ArrayRecord([np.full(3, 7, np.float32)])
+    sent = strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    new, metrics = strategy.aggregate_train(1, grid.send_and_receive(sent))
+    assert new is not None
+    assert metrics is not None
+    np.testing.assert_allclose(new.to_numpy_ndarrays()[0], 7 + (3 + 8) / 3, rtol=1e-6)
+    assert strategy.sizes == {3: 10, 8: 30}
+    del grid.apps[8]
+    strategy.configure_train(2, arrays, ConfigRecord(), grid)
+    strategy.aggregate_train(2, grid.send_and_receive(sent[:1]))
+    drawn, observed, reasons = sampler.given
+    assert all((a == b).all() for a, b in zip(drawn, observed, strict=True))
+    assert [bool(reason) for reason in reasons[0]] == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["client", "server"])

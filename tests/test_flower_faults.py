@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,9 +91,54 @@ def test_the_superlink_is_killed(where: str, tmp_path: Path) -> None:
 
 def served(root: Path, out: str, port: int, *more: str) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "rota", "serve", str(root / "recipe.toml"), "--ordered"]
-    words += ["--listen", f"127.0.0.1:{port}", "--out", str(root / out), "--clients", "6", *more]
+    words += ["--listen", f"127.0.0.1:{port}", "--out", str(root / out), *more]
     with (root / f"{out}.log").open("ab") as log:
         return subprocess.Popen(words, cwd=root, stdout=log, stderr=log)
+
+
+def test_ctrl_c_while_the_superlink_hangs(tmp_path: Path) -> None:
+    """Nobody waits for it, and the command that is shown resumes the run."""
+    data, port = federation([9, 12]), free_port()
+    folders = dealt(Experiment([Task(linear, data, name="a")]), tmp_path / "nodes", 1)
+    (tmp_path / "test").mkdir()
+    np.savez(tmp_path / "test" / "test.npz", x=data.test.x.numpy(), y=data.test.y.numpy())
+    (tmp_path / "recipe.toml").write_text(
+        "rounds = 9\nsampler = 'full'\n[[task]]\ndata = { name = 'folder', path = 'test' }\n"
+        "model = 'logistic'\n"
+    )
+    nodes = Nodes(f"127.0.0.1:{port}", folders)
+    more = ["--clients", "2", "--set", "rounds=5000"]
+    server = served(tmp_path, "run", port, *more)
+    try:
+        lines = tmp_path / "run" / "rounds.jsonl"
+        until(lambda: lines.exists() and lines.read_bytes().count(b"\n") > 2, 200)
+        (link,) = (pid for pid in descendants(server.pid) if called(pid, "rota.flower.superlink"))
+        os.kill(link, signal.SIGSTOP)
+        nodes.running[0].send_signal(signal.SIGINT)
+        assert nodes.running[0].wait(25) == 130
+        server.send_signal(signal.SIGINT)
+        assert server.wait(50) == 130
+        (hint,) = (
+            line.partition("to resume: ")[2]
+            for line in lines_of(tmp_path / "run.log")
+            if "to resume: " in line
+        )
+        for words in ("--ordered", f"--listen 127.0.0.1:{port}", "--set rounds=5000"):
+            assert words in hint
+        nodes.start(0)
+        before = len(lines_of(lines))
+        words = [sys.executable, "-m", *shlex.split(hint)]
+        with (tmp_path / "again.log").open("wb") as log:
+            server = subprocess.Popen(words, cwd=tmp_path, stderr=log)
+        until(lambda: len(lines_of(lines)) > before + 2, 200)
+    finally:
+        server.terminate()
+        server.wait()
+        nodes.close()
+
+
+def called(pid: int, name: str) -> bool:
+    return name in Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_the_server_is_killed_and_resumed(tmp_path: Path) -> None:
@@ -106,17 +152,17 @@ def test_the_server_is_killed_and_resumed(tmp_path: Path) -> None:
         "rounds = 60\nsampler = { name = 'uniform', budget = 4 }\n[[task]]\n"
         "data = { name = 'folder', path = 'test' }\nmodel = 'logistic'\nlr = 0.1\n"
     )
-    nodes = Nodes(f"127.0.0.1:{port}", folders)
+    nodes, six = Nodes(f"127.0.0.1:{port}", folders), ("--clients", "6")
     try:
-        whole = served(tmp_path, "whole", port)
+        whole = served(tmp_path, "whole", port, *six)
         assert whole.wait(200) == 0, (tmp_path / "whole.log").read_text()
-        broken = served(tmp_path, "broken", port)
+        broken = served(tmp_path, "broken", port, *six)
         lines = tmp_path / "broken" / "rounds.jsonl"
         until(lambda: lines.exists() and lines.read_bytes().count(b"\n") > 8, 120)
         broken.kill()
         broken.wait()
         until(lambda: not listening(port), 30)
-        resumed = served(tmp_path, "broken", port, "--resume")
+        resumed = served(tmp_path, "broken", port, *six, "--resume")
         assert resumed.wait(200) == 0, (tmp_path / "broken.log").read_text()
     finally:
         nodes.close()

@@ -85,6 +85,18 @@ def serve(
         config = recipes.override(config, setting)
     title = Path(recipe).absolute().stem
     out = out or Path("runs") / f"{title}-{time.strftime('%Y%m%d-%H%M%S')}"
+    given = {
+        "set": set_,
+        "allow": allow,
+        "listen": listen,
+        "keys": keys,
+        "insecure": insecure,
+        "deadline": deadline,
+        "quantile": quantile,
+        "enough": enough,
+        "ordered": ordered,
+        "database": database,
+    }
     with fleet_at(listen, keys, insecure, rules, database) as fleet:
         meeting = Meeting(fleet)
         file = out.with_name(f"{out.name}.clients.json")
@@ -95,7 +107,7 @@ def serve(
             return meeting.build(config, clients, wait, file)
 
         how = {"engine": meeting, "device": "cpu"}
-        again = shlex.join(["rota", "serve", recipe, "--out", str(out), "--resume"])
+        again = shlex.join(["rota", "serve", recipe, *_words(given), "--out", str(out), "--resume"])
         summary = train(config, title, out, how, resume, again, build)
         counts = dict(fleet.counts)
     report = write_page([out], out / "report.html")
@@ -106,3 +118,15 @@ def serve(
         print_line(line)
     if counts.get("late"):
         print_line(f"{counts['late']} replies came too late")
+
+
+def _words(given: dict[str, Any]) -> list[str]:
+    """Options as the words of a command."""
+    words: list[str] = []
+    for key, value in given.items():
+        if isinstance(value, bool):
+            words += [f"--{key}"] * value
+        elif value is not None:
+            values = value if isinstance(value, list) else [value]
+            words += [word for each in values for word in (f"--{key}", str(each))]
+    return words

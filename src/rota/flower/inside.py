@@ -89,8 +89,22 @@ BEAT = 15.0
 """Seconds between two signs of life of the server's run."""
 AWAY = (502, 503, 504)
 """Statuses of a SuperLink that is restarting."""
+PARTING = 3.0
+"""How many seconds saying goodbye may take."""
 ROOM = 8
 """How many replies are in memory at once."""
+
+
+def parting(words: Callable[[], None]) -> None:
+    """Say something last, without waiting for long: nobody may hear it."""
+
+    def say() -> None:
+        with suppress(Exception):
+            words()
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(PARTING)
 
 
 def named(message: Message, number: str) -> Message:
@@ -111,7 +125,7 @@ class Session:
         app: dict[str, bytes],
     ) -> None:
         self.address, self.root, self.secret, self.patience = address, root, secret, patience
-        self.cut = False
+        self.ended, self.cut = threading.Event(), False
         """Whether the SuperLink was away since this was last set."""
         version, plain = RuntimeVersionHttpInterceptor, root is None
         self.control = ControlHttpClient.from_server_address(
@@ -151,7 +165,6 @@ class Session:
         TaskIdentity.task_id, TaskIdentity.run_id = ours.task_id, ours.run.run_id
         TaskIdentity.node_id = ours.context.node_id
         self.pool, self.room = ThreadPoolExecutor(4, "replies"), threading.Semaphore(ROOM)
-        self.ended = threading.Event()
         self.coming: dict[str, Future[Message]] = {}
         self.most: dict[str, int] = {}
         """How many bytes the reply to a message may have."""
@@ -165,7 +178,7 @@ class Session:
                 return method(request)
             except httpx.TransportError as error:
                 self.cut = self.cut or isinstance(error, httpx.ConnectError)
-                if time.monotonic() > end:
+                if time.monotonic() > end or self.ended.is_set():
                     raise
             except httpx.HTTPStatusError as error:
                 status = error.response.status_code
@@ -186,10 +199,9 @@ class Session:
         return [n.node_id for n in self.call(self.client.GetNodes, GetNodesRequest()).nodes]
 
     def register(self, public: bytes) -> None:
-        """Let the node with this public key in, which is the text of a .pub file."""
-        key = keys.public_of(public)
+        """Let the node with this public key in."""
         try:
-            self.call(self.control.RegisterNode, RegisterNodeRequest(public_key=key))
+            self.call(self.control.RegisterNode, RegisterNodeRequest(public_key=public))
         except httpx.HTTPStatusError as error:
             if error.response.status_code != 409 and "already" not in error.response.text.lower():
                 raise
@@ -276,10 +288,9 @@ class Session:
         """Tell the SuperLink that the run is over."""
         self.ended.set()
         self.pool.shutdown(wait=False, cancel_futures=True)
-        with suppress(Exception):  # the SuperLink may be gone
-            self.client.PushTaskOutput(PushTaskOutputRequest(sub_status="completed", details=""))
-        with suppress(Exception):
-            self.control.StopRun(StopRunRequest(run_id=self.run))
+        done = PushTaskOutputRequest(sub_status="completed", details="")
+        parting(lambda: self.client.PushTaskOutput(done))
+        parting(lambda: self.control.StopRun(StopRunRequest(run_id=self.run)))
         for client in (self.client, self.control):
             with suppress(Exception):
                 client.close()
@@ -292,7 +303,8 @@ class Member:
         self, address: str, folder: Path, root: bytes | None, key: bytes | None, beat: float
     ) -> None:
         self.folder, self.beat, self.known = folder, beat, key is not None
-        private = keys.node_key(folder / "key") if key is None else keys.read_secret(key)
+        own = folder / "key"
+        private = keys.node_key(own) if key is None else keys.read_secret(key, "--key")
         self.public = keys.public_bytes(private.public_key())
         self.client = FleetHttpClient.from_server_address(
             address,
@@ -343,7 +355,8 @@ class Member:
     def leave(self) -> None:
         """Be offline."""
         if self.node is not None:
-            self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
+            request = DeactivateNodeRequest(node_id=self.node.node_id)
+            parting(lambda: self.client.DeactivateNode(request))
 
     def live(self) -> None:
         """Give a sign of life."""

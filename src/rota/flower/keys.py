@@ -11,29 +11,31 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rota.errors import BadInput
+from rota.files import replacing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 DAYS = 825
 """How long certificates hold. They begin two days ago, for clients whose clocks are late."""
+HOST = re.compile(r"(\*\.)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}")
+ADVICE = "give one that `rota keys` made, and remove it if it is damaged"
 
 
 def write(path: Path, data: bytes, secret: bool = False) -> None:
     """Write a new file; nobody else may read a secret one."""
-    try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    except FileExistsError as error:
-        raise BadInput(f"{path} exists already: keep it, or remove it first") from error
-    with os.fdopen(made, "wb") as file:
-        file.write(data)
+    if path.exists():
+        raise BadInput(f"{path} exists already: keep it, or remove it first")
+    with replacing(path) as aside:
+        aside.touch(0o600 if secret else 0o644)
+        aside.write_bytes(data)
 
 
 def certify(folder: Path, names: Sequence[str]) -> None:
@@ -47,13 +49,13 @@ def certify(folder: Path, names: Sequence[str]) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+    alternatives = [_name(name) for name in dict.fromkeys([*names, "localhost", "127.0.0.1"])]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "nodes").mkdir(exist_ok=True)
     begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
     authority, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rota CA")])
-    every = list(dict.fromkeys([*names, "localhost", "127.0.0.1"]))
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, every[0][:64])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
 
     def base(name: x509.Name, public: Any) -> x509.CertificateBuilder:
         return (
@@ -88,7 +90,7 @@ def certify(folder: Path, names: Sequence[str]) -> None:
     )
     certificate = (
         base(subject, key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_name(name) for name in every]), False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), False)
@@ -108,10 +110,7 @@ def node_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     if path.exists():
-        found = serialization.load_ssh_private_key(path.read_bytes(), None)
-        if not isinstance(found, ec.EllipticCurvePrivateKey):
-            raise BadInput(f"{path} is not a node's key: make one with `rota keys`")
-        return found
+        return read_secret(path.read_bytes(), str(path))
     key = ec.generate_private_key(ec.SECP384R1())
     encoding, plain = serialization.Encoding, serialization.NoEncryption()
     secret = key.private_bytes(encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
@@ -130,20 +129,39 @@ def public_bytes(key: Any) -> bytes:
     return public
 
 
-def public_of(text: bytes) -> bytes:
-    """The public key in the text of a .pub file, as the SuperLink takes it."""
+def known(folder: Path) -> list[bytes]:
+    """The public keys of a fleet's nodes, as the SuperLink takes them."""
     from cryptography.hazmat.primitives import serialization
 
-    return public_bytes(serialization.load_ssh_public_key(text))
+    load = serialization.load_ssh_public_key
+    files = sorted(folder.glob("nodes/*.pub"))
+    return [public_bytes(_elliptic(load, file.read_bytes(), str(file))) for file in files]
 
 
-def read_secret(text: bytes) -> Any:
-    """The secret key in a file's text."""
+def read_secret(text: bytes, what: str) -> EllipticCurvePrivateKey:
+    """The secret key in a file's text; `what` is the file."""
     from cryptography.hazmat.primitives import serialization
 
-    if b"OPENSSH" in text:
-        return serialization.load_ssh_private_key(text, None)
-    return serialization.load_pem_private_key(text, None)
+    def load(text: bytes) -> Any:
+        if b"OPENSSH" in text:
+            return serialization.load_ssh_private_key(text, None)
+        return serialization.load_pem_private_key(text, None)
+
+    key: EllipticCurvePrivateKey = _elliptic(load, text, what)
+    return key
+
+
+def _elliptic(load: Callable[[bytes], Any], text: bytes, what: str) -> Any:
+    """A key of the kind that nodes have."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = load(text)
+    except Exception as error:  # what is in a file may be anything
+        raise BadInput(f"{what} cannot be read: {ADVICE}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        raise BadInput(f"{what} is no key of a node: {ADVICE}")
+    return key
 
 
 def _name(name: str) -> Any:
@@ -152,6 +170,10 @@ def _name(name: str) -> Any:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
+        if not HOST.fullmatch(name):
+            raise BadInput(
+                f"'{name}' is no name of a host: give one such as fleet.example.org, or an address"
+            ) from None
         return x509.DNSName(name)
 
 

@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -186,18 +187,27 @@ class Transport:
         from rota.flower import inside
 
         self.inside, self.settings, self.worker = inside, settings, Worker(settings)
-        settings.state.mkdir(parents=True, exist_ok=True)
         self.pending = settings.state / "pending"
         self.ended = threading.Event()
-        self.member = inside.Member(
-            settings.server, settings.state, settings.root, settings.key, settings.beat
-        )
+        try:
+            settings.state.mkdir(parents=True, exist_ok=True)
+            self.member = inside.Member(
+                settings.server, settings.state, settings.root, settings.key, settings.beat
+            )
+            lock(settings.state)
+        except BadInput:
+            raise
+        except (ssl.SSLError, ValueError) as error:
+            raise BadInput("--root is no certificate: give the server's ca.crt") from error
+        except OSError as error:
+            raise BadInput(
+                f"{settings.state} cannot be used ({error.strerror}): choose another --state"
+            ) from error
 
     def run(self) -> None:
         """Work until `ended` is set."""
         import httpx
 
-        lock(self.settings.state)
         try:
             self.worker.start()
             self._join()
@@ -228,8 +238,7 @@ class Transport:
                 quiet = time.monotonic()
         finally:
             self.worker.stop()
-            with suppress(Exception):
-                self.member.leave()
+            self.member.leave()
 
     def _join(self) -> None:
         """Join the fleet; wait for a server that cannot be reached."""

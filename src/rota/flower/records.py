@@ -28,7 +28,8 @@ def to_records(letter: Letter) -> RecordDict:
 def from_message(message: Message) -> Letter:
     """The letter in a message, which may come from anybody."""
     if message.has_error():
-        raise Refused(message.error.reason.removeprefix("Error: ") or f"{message.error.code}")
+        reason = (message.error.reason or "").removeprefix("Error: ")
+        raise Refused(reason or f"error {message.error.code}, without a reason")
     own = message.content.get(OWN)
     if not isinstance(own, ConfigRecord):
         raise Refused("the message is no letter of rota")

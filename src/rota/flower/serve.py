@@ -20,6 +20,7 @@ from rota.engine import Engine, Options
 from rota.errors import BadInput
 from rota.experiment import Experiment
 from rota.files import write
+from rota.flower import keys as made
 from rota.flower.engine import Remote, await_clients, refuse_simulated, stand_in
 from rota.flower.fleet import Fleet, Rules
 from rota.flower.present import Present
@@ -38,10 +39,10 @@ def fleet_at(
 ) -> Iterator[Fleet]:
     """A SuperLink that nodes reach at `listen`, and the fleet that meets there."""
     installed()
+    known = made.known(keys) if keys else []
     with started(listen, keys, insecure, database) as door:
         from rota.flower.link import Link
 
-        known = [file.read_bytes() for file in sorted(keys.glob("nodes/*.pub"))] if keys else []
         link = Link(door, known)
         try:
             yield Fleet(link, rules or Rules())

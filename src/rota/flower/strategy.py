@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from rota import rng
 from rota.errors import BadInput
+from rota.flower.fleet import number
 from rota.plan import Plan, Seen
 from rota.policies import Observing, sees, speaks
 from rota.sampling import Asking, Sampler
@@ -29,7 +30,8 @@ class Sampled(FedAvg):  # type: ignore[misc, unused-ignore]
     """FedAvg in which a sampler of rota draws the nodes, and learns from what they reply.
 
     Until a node has told how many examples it has, it counts as one with as many as the others
-    have on average. A sampler that asks clients before it draws cannot be used here.
+    have on average. A reply whose arrays have other shapes, or are not finite, is left out. A
+    sampler that asks clients before it draws cannot be used here.
     """
 
     def __init__(self, sampler: Sampler, seed: int = 0, rounds: int = 100, **more: Any) -> None:
@@ -39,6 +41,8 @@ class Sampled(FedAvg):  # type: ignore[misc, unused-ignore]
         self.sizes: dict[int, float] = {}
         self.state: dict[str, Any] = {}
         self.plan: Plan | None = None
+        self.drawn: Any = None
+        """The shares that the plan was drawn with."""
         self.before: ArrayRecord | None = None
 
     def configure_train(
@@ -58,9 +62,9 @@ class Sampled(FedAvg):  # type: ignore[misc, unused-ignore]
             self.state = self.sampler.init(shares, self.rounds)
         elif not online & known:
             return []
-        shares = self.shares(online)
+        self.drawn = self.shares(online)
         generator = rng.generator(rng.key(self.seed, "draw", server_round))
-        self.plan, self.before = self.sampler.draw(self.state, shares, generator), arrays
+        self.plan, self.before = self.sampler.draw(self.state, self.drawn, generator), arrays
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         drawn = [self.nodes[client] for client in self.plan.client.tolist()]
@@ -87,25 +91,28 @@ class Sampled(FedAvg):  # type: ignore[misc, unused-ignore]
         old = before.to_numpy_ndarrays()
         row_of = {self.nodes[client]: row for row, client in enumerate(plan.client.tolist())}
         seen, total = Seen.nothing(len(plan)), [np.zeros(each.shape) for each in old]
-        shares = self.shares(set(self.nodes))
+        contents = []
         for message in good:
             node = message.metadata.src_node_id
             row = row_of[node]
             (record,) = message.content.array_records.values()
-            update = [a - b for a, b in zip(old, record.to_numpy_ndarrays(), strict=True)]
+            (metrics,) = message.content.metric_records.values()
+            came, size = record.to_numpy_ndarrays(), number(metrics.get(self.weighted_by_key), 0)
+            if [each.shape for each in came] != [each.shape for each in old] or not size > 0:
+                continue
+            update = [a - b for a, b in zip(old, came, strict=True)]
             norm = float(np.sqrt(sum(np.sum(np.square(each, dtype=float)) for each in update)))
             if not np.isfinite(norm):
                 continue
-            seen.norm[row], seen.reason[row] = norm, ""
+            seen.norm[row], seen.reason[row], self.sizes[node] = norm, "", size
+            seen.loss[row] = number(metrics.get("train_loss"))
+            contents.append(message.content)
             for sum_, each in zip(total, update, strict=True):
                 sum_ += plan.weight[row] * each
-            (metrics,) = message.content.metric_records.values()
-            self.sizes[node] = float(metrics[self.weighted_by_key])
-            seen.loss[row] = float(metrics.get("train_loss", np.nan))
         if speaks(self.sampler, Observing):
-            told = seen.only(sees(self.sampler))
-            self.state = self.sampler.observe(self.state, shares, plan, told)
+            known = seen.only(sees(self.sampler))
+            self.state = self.sampler.observe(self.state, self.drawn, plan, known)
         new = [(a - b).astype(a.dtype) for a, b in zip(old, total, strict=True)]
         named = dict(zip(before.keys(), ArrayRecord(new).values(), strict=True))
-        contents = [message.content for message in good]
-        return ArrayRecord(named), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        told = self.train_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
+        return ArrayRecord(named), told

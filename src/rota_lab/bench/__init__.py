@@ -139,7 +139,11 @@ def bench(
     elif name == "fleet":
         from rota_lab.bench import fleet  # needs Flower
 
-        result = Timings(name, fleet.measure(rounds or 10, say))
+        rows: list[Row] = []
+        for rows in fleet.measure(rounds or 10, say):
+            if out:
+                save(Timings(name, rows, finished=False), out)
+        result = Timings(name, rows)
     else:
         systems = [*(OWN[1:] if quick else OWN), *peers]
         passes = 1 if quick else PASSES

@@ -125,27 +125,33 @@ steps = 1
 """
 
 
-def measure(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """All settings; a large fleet of Flower's own plays two rounds, because they take minutes."""
+def measure(rounds: int, say: Callable[[str], None]) -> Iterator[list[dict[str, Any]]]:
+    """All settings: the rows so far, after each one.
+
+    A large fleet of Flower's own plays two rounds, because they take minutes.
+    """
     import flwr
 
     superlink.installed()
-    rows = []
+    rows, ours = list[dict[str, Any]](), dict[tuple[int, int], float]()
     for system, nodes, clients in SETTINGS:
         say(f"fleet: {system}, {nodes} nodes with {clients} clients")
         few = rounds if system == RESIDENT or nodes <= 5 else min(rounds, 2)
         grown = None
         if system == RESIDENT:
             seconds, grown = resident(nodes, clients, few)
+            ours[nodes, clients] = float(np.median(seconds))
         else:
             seconds = by_flower(system, nodes, few)
+        usual, mine = float(np.median(seconds)), ours.get((nodes, clients))
         rows.append(
             {
                 "work": "fleet",
                 "system": system,
                 "device": "cpu",
-                "seconds_per_round": float(np.median(seconds)),
+                "seconds_per_round": usual,
                 "slowest_round": max(seconds),
+                "ratio": usual / mine if mine else None,
                 "accuracy": None,
                 "nodes": nodes,
                 "clients": clients,
@@ -154,15 +160,7 @@ def measure(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
                 "version": flwr.__version__,
             }
         )
-    ours = {
-        (row["nodes"], row["clients"]): row["seconds_per_round"]
-        for row in rows
-        if row["system"] == RESIDENT
-    }
-    for row in rows:
-        mine = ours.get((row["nodes"], row["clients"]))
-        row["ratio"] = row["seconds_per_round"] / mine if mine else None
-    return rows
+        yield rows
 
 
 def examples(clients: int) -> Federation:
