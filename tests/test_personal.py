@@ -20,6 +20,7 @@ import rota
 from rota.data.federation import Federation
 from rota.engine import Options
 from rota.estimate import ESTIMATORS, FedAvg, memory
+from rota.grouping import Ifca
 from rota.personal import PERSONALS, Ditto, FedPer, FedRep, FineTuning
 from rota.personal.layers import freeze, places
 from rota.plan import Task
@@ -336,6 +337,7 @@ def test_a_client_whose_training_fails_keeps_what_it_had(
             "personal.name is 'ditto', but clients may hold",
         ),
         (FedPer(), {"sampler": rota.sampling.SAMPLERS["ocs"]()}, "the sampler asks clients"),
+        (FedPer(), {"grouping": Ifca()}, "ifca asks clients for losses of whole models"),
         (FedRep(), {"channel": rota.channel.Half()}, "channel encodes updates of whole models"),
         (
             FedPer(),

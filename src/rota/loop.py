@@ -77,7 +77,7 @@ def play(
     generator = rng.generator(rng.key(experiment.seed, "draw", now))
     plan = checked(sampler.draw(memory, shares, generator), shares)
 
-    job = setting.job(plan, new["estimator"], asked)
+    job = toll.rest(setting.job(plan, new["estimator"], asked), asked)
     plan = job.plan
     home = Home(experiment, engine, new["personal"])
     seen, sums = collect(experiment, home, job, new)

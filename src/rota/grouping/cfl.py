@@ -23,11 +23,11 @@ class Cfl:
     """Clustered FL: a group is split in two when its clients' updates cancel each other out.
 
     A group is split when the norm of its mean update is below `calm` times the largest norm of a
-    client's update. Complete linkage on the updates' cosine similarity gives the two halves, and
-    they must be `apart`: no pair across them may be more alike than that. From round `warmup` on, a
-    group may be split once all of its clients have trained since its last split. The server
-    remembers one update per client, so this works with any sampler. The two thresholds are relative
-    to the updates, unlike Sattler's, which must be set anew for each model.
+    client's update. It is split where the largest cosine similarity of two updates across the split
+    is least (their Algorithm 1, which is single linkage), and this cosine may be `apart` at most.
+    From round `warmup` on, a group may be split once all of its clients have trained since its last
+    split. The server remembers one update per client, so this works with any sampler. The two
+    thresholds are relative to the updates, unlike Sattler's, which must be set anew for each model.
     """
 
     calm: float = 0.3
@@ -85,7 +85,7 @@ class Cfl:
         if not mean < self.calm * most:
             return None
         alike = cosines(updates)
-        away: Array = clusters(1 - alike, "complete", number=2) == 1
+        away: Array = clusters(1 - alike, "single", number=2) == 1
         if alike[np.ix_(away, ~away)].max() > self.apart:
             return None
         return away

@@ -1,4 +1,4 @@
-"""Agglomerative clustering by average or complete linkage, in numpy."""
+"""Agglomerative clustering by average or single linkage, in numpy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 from rota.arrays import Array
 
 
-def merges(
-    distance: Array, linkage: Literal["average", "complete"]
-) -> list[tuple[float, int, int]]:
+def merges(distance: Array, linkage: Literal["average", "single"]) -> list[tuple[float, int, int]]:
     """All merges, nearest first: their height, and one point of each of the two clusters.
 
     A chain of nearest neighbours (Murtagh 1983) makes n - 1 merges in time n^2. Both linkages are
@@ -34,8 +32,8 @@ def merges(
             continue
         del chain[-2:]
         found.append((float(apart[last, near]), last, near))
-        if linkage == "complete":
-            row = np.maximum(apart[last], apart[near])
+        if linkage == "single":
+            row = np.minimum(apart[last], apart[near])
         else:
             row = np.average(apart[[last, near]], axis=0, weights=size[[last, near]])
         row[[last, near]] = np.inf
@@ -48,7 +46,7 @@ def merges(
 
 def clusters(
     distance: Array,
-    linkage: Literal["average", "complete"],
+    linkage: Literal["average", "single"],
     most: float = np.inf,
     number: int = 1,
 ) -> Array:

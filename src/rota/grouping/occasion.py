@@ -56,6 +56,8 @@ class Occasion:
     engine: Engine
     devices: Devices
     asked: list[tuple[Plan, Seen]] = field(default_factory=list)
+    fetched: list[tuple[Plan, list[Model]]] = field(default_factory=list)
+    """The rows that fetched a model which they may still have when the round begins."""
 
     def row(self, task: int, group: int = 0) -> int:
         """The number of a group's model among the run's models."""
@@ -134,6 +136,7 @@ class Occasion:
         with rng.addressed(rng.key(self.seed, "grouping", self.now)):
             seen = self.engine.losses(job)
         self.asked.append((plan, seen))
+        self.fetched.append((plan.of(np.flatnonzero(seen.ok)), models))
         return np.where(seen.ok, seen.loss, np.nan)
 
     def pay(self, task: int, clients: Array, flops: Array, up: Array) -> None:

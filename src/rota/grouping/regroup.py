@@ -26,7 +26,7 @@ from rota.errors import BadInput
 from rota.experiment import Experiment, State
 from rota.grouping.occasion import Groups, Occasion
 from rota.grouping.simple import One
-from rota.plan import Model
+from rota.plan import Job, Model, duty
 from rota.policies import KINDS, Opening
 from rota.probe import Cost, cost
 from rota.weights import Weights
@@ -41,6 +41,18 @@ class Toll:
 
     cost: Cost = field(default_factory=lambda: Cost(0.0, 0.0, 0, 0))
     told: dict[str, Any] = field(default_factory=dict)
+    held: Array | None = None
+    """[models, clients]: who fetched which of the round's models when it was asked."""
+
+    def rest(self, job: Job, asked: Any) -> Job:
+        """The round's job, in which nobody fetches a model twice.
+
+        If the sampler asked too, its question counts as the first time, and the job knows of it.
+        """
+        if self.held is None or asked is not None:
+            return job
+        model = duty(job.models, job.plan).down * self.held[job.plan.model, job.plan.client]
+        return replace(job, duty=replace(job.duty, down=job.duty.down - model))
 
 
 def groups_of(models: list[Model], shares: Array, tasks: int) -> Array:
@@ -84,7 +96,7 @@ def regroup(experiment: Experiment, engine: Engine, state: State) -> tuple[State
         bytes_down=state.bytes_down + toll.cost.bytes_down,
     )
     if groups is None:
-        return state, toll
+        return state, replace(toll, held=_held(at, state.models))
     of = _checked(groups.of, base)
     models = _models(at, groups, of)
     shares = _shares(models, of, base)
@@ -94,7 +106,19 @@ def regroup(experiment: Experiment, engine: Engine, state: State) -> tuple[State
     )
     if not (kept and np.array_equal(shares, state.shares)):
         state = _begun(experiment, state, models, shares, kept)
-    return state, replace(toll, told=told)
+    return state, replace(toll, told=told, held=_held(at, state.models))
+
+
+def _held(at: Occasion, models: list[Model]) -> Array | None:
+    """Who fetched which of the models when it was asked; None: nobody was."""
+    if not at.fetched:
+        return None
+    held = np.zeros((len(models), at.of.shape[1]), bool)
+    for plan, theirs in at.fetched:
+        for s, model in enumerate(models):
+            same = [r for r, each in enumerate(theirs) if each.weights is model.weights]
+            held[s, plan.client[np.isin(plan.model, same)]] = True
+    return held
 
 
 def _toll(at: Occasion) -> Toll:
@@ -141,13 +165,17 @@ def _models(at: Occasion, groups: Groups, of: Array) -> list[Model]:
 
 
 def _mixed(at: Occasion, t: int, clients: Array) -> Weights:
-    """The mean of the models that clients had, by their shares; newcomers had the first model."""
+    """The mean of the models that clients had, by their shares; newcomers had none.
+
+    If there are only newcomers, they begin where the run began.
+    """
     had = at.of[t, clients]
     sums = np.bincount(np.maximum(had, 0), at.shares[t, clients] * (had >= 0))
     parents = np.flatnonzero(sums)
+    if len(clients) and not len(parents):
+        return next(model for model in at.engine.initial() if model.task == t).weights
     if len(parents) < 2:
-        g = int(parents[0]) if len(parents) else 0
-        return at.models[at.row(t, g)].weights
+        return at.models[at.row(t, int(parents[0]) if len(parents) else 0)].weights
     parts = [at.models[at.row(t, g)].weights for g in parents.tolist()]
     factors = (sums[parents] / sums[parents].sum()).tolist()
 

@@ -36,10 +36,10 @@ class Selective:
 
     The even examples form the groups. Without a `threshold`, it is the one whose groups are told
     apart best on the odd examples, or one group if none is. A client that comes later is placed by
-    its own vector; if it fits no group, a threshold is found and all are grouped anew. With
-    `every`, the vectors are taken anew every so many rounds, and all are grouped anew. `compared`
-    is how many clients of a group a newcomer is compared with. The paper asks for all of them; this
-    is the default up to 5,000 clients, and 16 beyond.
+    its own vector. If it fits no group, or if all clients are in one so far, a threshold is found
+    and all are grouped anew. With `every`, the vectors are taken anew every so many rounds, and all
+    are grouped anew. `compared` is how many clients of a group a newcomer is compared with. The
+    paper asks for all of them; this is the default up to 5,000 clients, and 16 beyond.
     """
 
     alone: int = 10
@@ -124,7 +124,8 @@ class Selective:
 
         new, before = np.full_like(of, -1), of[known]
         after = placed(before) if (before >= 0).any() else before
-        if (before < 0).all() or (self.threshold is None and after.max() > before.max()):
+        free = self.threshold is None and (before.max() == 0 or after.max() > before.max())
+        if (before < 0).all() or free:
             state["threshold"][t] = self._threshold(state, t, known)
             after = placed(np.full_like(before, -1))
         new[known] = after

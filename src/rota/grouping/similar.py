@@ -19,8 +19,9 @@ BLOCK = 1024
 """Clients are placed in blocks of this size."""
 CANDIDATES = 32
 """The most gaps, and the most quantiles, that are tried as thresholds."""
-STRUCTURE = 0.25
-"""A mean silhouette below this is "no substantial structure" (Kaufman and Rousseeuw 1990)."""
+WEAK, REASONABLE = 0.25, 0.5
+"""Mean silhouettes: up to the first there is no substantial structure; up to the second it is weak
+and could be artificial (Kaufman and Rousseeuw 1990)."""
 
 
 def similarity(a: Array, b: Array, measure: Measure) -> Array:
@@ -87,20 +88,23 @@ def find_threshold(first: Array, second: Array, measure: Measure, best: bool = F
 
     `first` and `second` are the same clients' vectors on two halves of the validation set. Groups
     form on the first half. They are judged on the second one by the mean silhouette of the Jaccard
-    distance: how much nearer clients are to their own group than to the next one. If no threshold
-    gives substantial structure, it is the least similarity, so that all are in one group.
+    distance: how much nearer clients are to their own group than to the next one. It must be above
+    0.25. Where that is only because some clients are far from all others, it must be above 0.5: a
+    client whose local model is weaker than the others is not of another kind. If no threshold gives
+    such groups, it is the least similarity, so that all are in one group.
     """
     known = similarity(first, first, measure)
     distance = 1 - similarity(second, second, "jaccard")
     pairs = np.sort(known[np.triu_indices(len(known), 1)])
     if not len(pairs):
         return 0.0
-    tried = _candidates(pairs)
-    scores = []
+    tried, scores = _candidates(pairs), []
     for threshold in tried:
         of = place(lambda a, b: known[np.ix_(a, b)], np.full(len(first), -1), threshold, best)
-        scores.append(silhouette(distance, of))
-    if max(scores) <= STRUCTURE:
+        score = silhouette(distance, of)
+        told = score > REASONABLE or silhouette(distance, of, least=2) > WEAK
+        scores.append(score if told else 0.0)
+    if not max(scores):
         return float(pairs[0])
     equal = np.flatnonzero(np.isclose(scores, max(scores)))
     return tried[int(equal[len(equal) // 2])]
@@ -116,8 +120,11 @@ def _candidates(pairs: Array) -> list[float]:
     return found
 
 
-def silhouette(distance: Array, of: Array) -> float:
-    """The mean silhouette of groups (Rousseeuw 1987); 0 for one group, and for clients alone."""
+def silhouette(distance: Array, of: Array, least: int = 1) -> float:
+    """The mean silhouette of groups (Rousseeuw 1987); 0 for one group, and for clients alone.
+
+    Groups of fewer than `least` clients are nobody's next group.
+    """
     names, of = np.unique(of, return_inverse=True)
     if len(names) < 2:
         return 0.0
@@ -130,10 +137,11 @@ def silhouette(distance: Array, of: Array) -> float:
     own = sums[rows, of] / np.maximum(sizes[of] - 1, 1)
     means = sums / sizes
     means[rows, of] = np.inf
+    means[:, sizes < least] = np.inf
     other = means.min(axis=1)
     larger = np.maximum(own, other)
-    value = np.divide(other - own, larger, out=np.zeros(len(of)), where=larger > 0)
-    return float(np.where(alone, 0.0, value).mean())
+    some = ~alone & (larger > 0) & np.isfinite(other)
+    return float(np.divide(other - own, larger, out=np.zeros(len(of)), where=some).mean())
 
 
 def numbered(of: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rota.data.federation import Federation
 from rota.errors import BadInput
+from rota.grouping import Ifca
 from rota.hints import called
 from rota.sampling import Asking, asks
 
@@ -59,6 +60,11 @@ def _check_heads(experiment: Experiment, name: str) -> None:
         raise BadInput(
             f"{name}, but the sampler asks clients about a whole model, and heads stay with "
             "clients: use a sampler that asks nothing, such as uniform or kvib"
+        )
+    if isinstance(experiment.policies["grouping"], Ifca):
+        raise BadInput(
+            f"{name}, but ifca asks clients for losses of whole models, and heads stay with "
+            "clients: use another grouping"
         )
     if experiment.channel is not None:
         raise BadInput(
