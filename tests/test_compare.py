@@ -267,10 +267,13 @@ def test_a_comparison_is_a_folder_of_runs(finished: tuple[Path, str]) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "report.html"])
     *table, paired, report = out.splitlines()
     assert report == f"report: {folder / 'report.html'}"
-    final = {name: lines(folder / name)[-1]["accuracy"] for name in names}
-    off = [100 * (final[f"unbiased-seed{s}"] - final[f"fedavg-seed{s}"]) for s in (0, 1)]
-    both = ", ".join(f"{each:+.1f}" for each in off)
-    assert paired == f"unbiased minus fedavg, paired by seed: {both} points"
+    said = []
+    for key in ("accuracy", "own_mean"):
+        final = {name: lines(folder / name)[-1][key] for name in names}
+        off = [100 * (final[f"unbiased-seed{s}"] - final[f"fedavg-seed{s}"]) for s in (0, 1)]
+        said.append(", ".join(f"{each:+.1f}" for each in off))
+    words = f"{said[0]} points; mean client {said[1]} points"
+    assert paired == f"unbiased minus fedavg, paired by seed: {words}"
     for name, line in zip(("fedavg", "unbiased"), table, strict=True):
         last = [lines(folder / f"{name}-seed{seed}")[-1] for seed in (0, 1)]
         accuracy, loss = ([float(each[key]) for each in last] for key in ("accuracy", "loss"))

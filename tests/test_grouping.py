@@ -568,6 +568,28 @@ def test_each_client_is_tested_with_the_model_of_its_group() -> None:
         assert each["worst"] == min(each["own"].values())
 
 
+def test_a_models_spread_over_clients_is_over_those_that_use_it() -> None:
+    """Under every grouping; a model that nobody uses has none."""
+    for grouping in (Selective(), Ifca(groups=4)):
+        run = rota.run([three_ways()], Full(), rounds=3, grouping=grouping)
+        last = run.records[-1]
+        for name, model in last["models"].items():
+            own = list(last["groups_of_clients"][name].get("own", {}).values())
+            told = model.get("client_accuracy")
+            assert (told is None) == (not own)
+            if told is not None:
+                known = dict(zip(("p10", "p50", "p90"), np.quantile(own, [0.1, 0.5, 0.9])))  # noqa: B905
+                assert told == pytest.approx(known)
+
+
+def test_personal_models_go_with_models_that_nobody_uses() -> None:
+    from rota.personal import Ditto
+
+    run = rota.run([three_ways()], Full(), rounds=3, grouping=Ifca(groups=5), personal=Ditto())
+    assert run.records[-1]["own_mean"] > 0.5
+    assert np.isfinite(run.summary["accuracy"])
+
+
 def test_without_test_sets_of_their_own_clients_get_the_shared_one() -> None:
     run = rota.run([small()], Full(), rounds=2, grouping=Local())
     last = run.records[-1]
@@ -588,9 +610,12 @@ def test_a_report_shows_groups_that_come_later(tmp_path: Path) -> None:
     assert "Who was grouped with whom" in page
     assert "digits.1" in page
     assert "A diamond is the first test." in page
+    assert "trainings or tests of clients" not in page, "cfl asks clients for nothing"
+    assert "<dt>Mean client</dt>" in page
     folders = [tmp_path / name for name in ("cfl", "one", "local")]
     both = write_page(folders, tmp_path / "all.html").read_text()
     assert '<th scope="col">Worst client</th>' in both
+    assert "<dt>Best mean client</dt>" in both
     assert "cfl: who was grouped with whom" in both
     assert "one: who was grouped with whom" not in both
 

@@ -71,24 +71,28 @@ def table(results: list[Summary]) -> list[str]:
 
 
 def _paired(settings: list[Setting]) -> list[str]:
-    """The settings' accuracies minus the first one's, seed by seed."""
-    scores = [
-        {
-            result["run"].rpartition("-seed")[2]: result["accuracy"]
-            for result in runs
-            if result["accuracy"] is not None
-        }
+    """The settings' accuracies minus the first one's, seed by seed; and their clients' own."""
+    found = {"": _scores(settings, "accuracy"), "mean client ": _scores(settings, "own_mean")}
+    share = all(0 <= value <= 1 for each in found[""] for value in each.values())
+    lines = []
+    for k, setting in enumerate(settings[1:], start=1):
+        said = [
+            words + numbers.paired(scores[0], scores[k], share).replace(numbers.SPACE, " ")
+            for words, scores in found.items()
+            if len(scores[0].keys() & scores[k]) > 1
+        ]
+        if said:
+            names = [_without_seed(some[0]["run"]) for some in (setting, settings[0])]
+            lines.append(f"{names[0]} minus {names[1]}, paired by seed: {'; '.join(said)}")
+    return lines
+
+
+def _scores(settings: list[Setting], key: str) -> list[dict[str, float]]:
+    """A number of each setting's runs, by seed."""
+    return [
+        {r["run"].rpartition("-seed")[2]: r[key] for r in runs if r.get(key) is not None}
         for runs in settings
     ]
-    share = all(0 <= value <= 1 for each in scores for value in each.values())
-    lines = []
-    for setting, mine in zip(settings[1:], scores[1:], strict=True):
-        if len(scores[0].keys() & mine) < 2:
-            continue
-        names = [_without_seed(some[0]["run"]) for some in (setting, settings[0])]
-        said = numbers.paired(scores[0], mine, share).replace(numbers.SPACE, " ")
-        lines.append(f"{names[0]} minus {names[1]}, paired by seed: {said}")
-    return lines
 
 
 def _one_model(settings: list[Setting]) -> list[str]:

@@ -68,11 +68,14 @@ class Home:
         test set, or over 200 of them. `by_client` has each one's accuracy on its own test set.
         """
         if isinstance(self.personal, Nothing):
-            return self.engine.evaluate(models)
+            return _of_groups(self.engine.evaluate(models), models, shares)
         found = []
         for s, model in enumerate(models):
             task = self.experiment.tasks[model.task]
             members = np.flatnonzero(shares[s] > 0)
+            if not len(members):  # nobody uses it
+                found += [replace(each, by_client=None) for each in self.engine.evaluate([model])]
+                continue
             some = members[:: -(-len(members) // WHOLE) or 1]
             module = task.build().to(model.params.device).eval()
             own, shared = np.full(shares.shape[1], np.nan), list[Score]()
@@ -153,6 +156,19 @@ class Home:
         estimator = self.experiment.estimator
         each = 1 + (estimator.controls if isinstance(estimator, Correcting) else 0)
         return replace(job.duty, down=job.duty.down - each * size, up=job.duty.up - each * size)
+
+
+def _of_groups(scores: list[Score], models: list[Model], shares: Array) -> list[Score]:
+    """Each model's accuracies for its own clients, where a task's clients are in groups."""
+    tasks = np.array([model.task for model in models])
+    out = []
+    for s, score in enumerate(scores):
+        others = (shares[tasks == tasks[s]] > 0).any(axis=0) & (shares[s] <= 0)
+        if score.by_client is not None and (tasks == tasks[s]).sum() > 1:
+            mine = np.where(others, np.nan, score.by_client)
+            score = replace(score, by_client=mine if np.isfinite(mine).any() else None)
+        out.append(score)
+    return out
 
 
 def filled(first: list[Tensor], shares: Array, place: Place) -> State:

@@ -47,6 +47,7 @@ KNOWN = {
     "own_p10",
     "own_spread",
     "shared_mean",
+    "asked_for_groups",
 }
 """The plain values of a round that the page shows elsewhere. Each other value gets a chart."""
 

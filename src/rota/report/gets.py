@@ -112,6 +112,7 @@ def _alike(number: int, of: str, group: Group) -> list[Chart]:
     found = [line["groups"] for line in run.rounds if "groups" in line]
     if not found:
         return []
+    asked = sum(line.get("asked_for_groups", 0) for line in run.rounds)
     out = []
     for task, entry in found[-1].items():
         which = of + (f"{task}: " if len(found[-1]) > 1 else "")
@@ -127,6 +128,8 @@ def _alike(number: int, of: str, group: Group) -> list[Chart]:
             "xaxis": axis("clients", type="category", showticklabels=False, ticks=""),
             "yaxis": axis("clients", type="category", autorange="reversed"),
         }
+        if asked and len(found[-1]) == 1:
+            chart.note += f" The run's groups took {asked:,} trainings or tests of clients."
         chart.note += _seed(group, run)
         out.append(chart)
     return out

@@ -59,6 +59,16 @@ def fairness(runs: list[History]) -> list[Column]:
     ]
 
 
+def clients(runs: list[History]) -> list[Column]:
+    """What clients get on their own test sets, if a run has some."""
+    if all(run.last("own_mean") is None for run in runs):
+        return []
+    return [
+        ("Mean client", lambda run: run.last("own_mean"), numbers.percent),
+        ("Worst client", lambda run: run.last("own_worst"), numbers.percent),
+    ]
+
+
 def tiles(groups: list[Group]) -> list[Tile]:
     """The key numbers of one setting, or which setting is best at what."""
     return _own(groups[0]) if len(groups) == 1 else _best(groups)
@@ -71,7 +81,8 @@ def _own(group: Group) -> list[Tile]:
     def own(columns: list[Column]) -> list[Tile]:
         return [(name, _mean(runs, cell, form), over) for name, cell, form in columns]
 
-    out = own([*(accuracies(runs) or _each(runs, runs[0].models)), *fairness(runs)])
+    scores = accuracies(runs) or _each(runs, runs[0].models)
+    out = own([*scores, *fairness(runs), *clients(runs)])
     if runs[0].target is not None:
         label = f"Rounds to {_form(runs)(runs[0].target)}{', all at once' * many}"
         out.append((label, *_to_target(runs, runs[0].models)))
@@ -94,6 +105,8 @@ def _best(groups: list[Group]) -> list[Tile]:
     if fairness(runs):
         worst, spread = fairness(runs)
         reached += [("Best worst model", worst, True), ("Least spread of models", spread, False)]
+    for column in clients(runs):
+        reached.append((f"Best {column[0].lower()}", column, True))
     to_target: Column = ("", lambda run: run.rounds_to_target, numbers.count)
     reached.append(("Fewest rounds to target", to_target, False))
     paid: list[tuple[str, Column, bool]] = [
@@ -150,6 +163,7 @@ def paired(groups: list[Group]) -> str:
     columns = accuracies(runs)[:1]
     if not columns:
         columns = [(m, _accuracy_of(m), _form(runs, m)) for m in models_of(groups)]
+    columns += clients(runs)[:1]
 
     def by_seed(group: Group, cell: Cell) -> dict[Any, float]:
         found = {run.config.get("seed"): cell(run) for run in group.runs}

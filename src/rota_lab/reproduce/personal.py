@@ -277,7 +277,7 @@ def numbers(record: Record, seed: int, data: Federation) -> Found:
     mine = [m for m in record["groups_of_clients"] if m == name or m.startswith(f"{name}.")]
     own = np.full(CLIENTS, np.nan)
     for model in mine:
-        for client, accuracy in record["groups_of_clients"][model]["own"].items():
+        for client, accuracy in record["groups_of_clients"][model].get("own", {}).items():
             own[int(client)] = accuracy
     known = np.isfinite(own)
     counted = float(np.average(own[known], weights=data.test.sizes[known]))
