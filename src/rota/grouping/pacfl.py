@@ -103,7 +103,9 @@ class Pacfl:
             for k, each in enumerate((sum(products), *products)):
                 _, vectors = eigh(each, subset_by_index=(wide - self.vectors, wide - 1))
                 out[k, row] = vectors.T[::-1]  # the largest first
-        flops = 4.0 * train.sizes[clients] * wide**2 + 27.0 * wide**3
+        # products of all pairs of columns, or of rows if these are fewer, and their eigenvectors
+        few, many = (f(train.sizes[clients], wide) for f in (np.minimum, np.maximum))
+        flops = 4.0 * many * few**2 + 27.0 * few**3
         at.pay(t, clients, flops, np.full(len(clients), NUMBER * (self.vectors * wide + 1)))
         halves = ((out[1] @ out[2].swapaxes(1, 2)) ** 2).sum(axis=(1, 2)) / self.vectors
         return out[0], float(np.quantile(halves, 0.1))

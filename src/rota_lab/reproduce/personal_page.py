@@ -35,7 +35,8 @@ test images, each tried with the model of the client that holds it. The other ro
 
 PFLlib's code has lr 0.005 as its default, and the board names no other one. It does not name the
 strength of Ditto's proximal term either (the code's default is 0, which is local training); here it
-is 0.1. Every setting leaves out a seventieth of the images, the validation set of `selective`.
+is 0.1. PFLlib's code reports the best round of a run; here it is the last one. Every setting leaves
+out a seventieth of the images, the validation set of `selective`.
 """
 
 
