@@ -67,7 +67,10 @@
       }
     }
     if (role === "class") out.marker = { color: theme().classes[index], line: { width: 0 } };
-    if (role === "before") out.marker = { color: theme().ink, symbol: "diamond-open", size: 7 };
+    if (role === "before") {
+      const line = { color: theme().ink, width: 1.5 };
+      out.marker = { color: theme().card, symbol: "diamond", size: 8, line };
+    }
     if (role === "sizes") out.marker = { color: theme().series[0], line: { width: 0 } };
     if (role === "heat") {
       out.colorscale = theme().heat;

@@ -43,7 +43,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 WORK = {
     "small": Work(lr=0.1, rounds=20),
-    "classic": Work(lr=0.1, rounds=20),
+    "classic": Work(lr=0.1, rounds=10),
     "wide": Work(lr=0.05, rounds=10),
     "digits": Work(lr=0.1, rounds=12, batch=10),
 }
