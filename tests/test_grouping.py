@@ -333,18 +333,38 @@ def test_a_client_that_comes_later_is_placed_by_its_vector() -> None:
     assert sorted(map(sorted, members(seldom))) == members(always)
 
 
+def known_vectors(vectors: Array, known: Array) -> Any:
+    """A grouping's state in which the server knows these clients' vectors."""
+    return {
+        "known": known[None],
+        "threshold": np.full(1, np.nan),
+        "right.0": np.packbits(vectors, axis=1),
+        "examples.0": np.array(vectors.shape[1]),
+    }
+
+
+def test_one_half_of_the_validation_set_forms_the_groups_and_the_other_judges_them() -> None:
+    kind, other = np.repeat([0, 1, 2], 3), np.arange(9) % 3
+    vectors = np.empty((9, 600), bool)
+    for half, of in enumerate((kind, other)):
+        vectors[:, half::2] = np.arange(300) % 3 == of[:, None]
+    everybody, nowhere = np.ones(9, bool), np.full(9, -1)
+    given = Selective(threshold=0.2).groups(known_vectors(vectors, everybody), 0, nowhere)
+    assert agree(given, kind), "of the even examples"
+    found = Selective().groups(known_vectors(vectors, everybody), 0, nowhere)
+    assert found.tolist() == [0] * 9, "on the odd examples, these groups are not alike"
+    vectors[:, 1::2] = vectors[:, ::2]
+    found = Selective().groups(known_vectors(vectors, everybody), 0, nowhere)
+    assert agree(found, kind)
+
+
 @pytest.mark.parametrize("few", [[0], [0, 4, 8], [0, 1, 2]])
 def test_few_clients_do_not_settle_the_threshold_for_those_that_come_later(few: list[int]) -> None:
     """Who is alone, or unlike all others, tells nothing about how alike clients of a kind are."""
     kind = np.repeat([0, 1, 2], 3)
     generator = np.random.default_rng(0)
     vectors = (np.arange(300) % 3 == kind[:, None]) ^ (generator.random((9, 300)) < 0.05)
-    state: Any = {
-        "known": np.isin([np.arange(9)], few),
-        "threshold": np.full(1, np.nan),
-        "right.0": np.packbits(vectors, axis=1),
-        "examples.0": np.array(300),
-    }
+    state = known_vectors(vectors, np.isin(np.arange(9), few))
     grouping = Selective()
     of = grouping.groups(state, 0, np.full(9, -1))
     state["known"][:] = True
