@@ -596,6 +596,23 @@ def test_no_client_flips_for_noise_of_five_per_cent(ratio: float, sizes: tuple[f
             assert slow[-1][8:].all()
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3, 0.4])
+def test_no_client_comes_and_goes_whatever_the_share(share: float) -> None:
+    """Speeds without gaps, so that some clients are at the limit; 5 % of noise, 200 rounds."""
+    time, number = np.geomspace(1.0, 3.0, 20), round(20 * share)
+    for seed in range(3):
+        generator, capacity = np.random.default_rng(seed), Stragglers(share=share)
+        state, slow = begun(capacity, 20), []
+        for _ in range(200):
+            noise = np.exp(0.05 * generator.standard_normal(20))
+            state = observe(capacity, state, time * state["width"] ** 1.5 * noise)
+            slow.append(state["width"] < 1)
+        changes = np.diff(np.array(slow, int), axis=0, prepend=0) != 0
+        assert changes.sum(axis=0).max() <= 2
+        assert changes[20:].sum() <= 3
+        assert number - 1 <= slow[-1].sum() <= number
+
+
 def test_noise_does_flip_a_client_that_is_judged_by_its_last_time_alone() -> None:
     """So that the test above can fail: the same clients without memory or margin come and go."""
     time, changes = np.array([1.0] * 9 + [1.05]), 0
