@@ -275,6 +275,36 @@ def test_short_products_round_little_more_than_plain_ones() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("channels", [(15, 60), (8, 31), (5, 17), (3, 9), (4, 2)])
+def test_any_number_of_channels_fits_into_vectors(channels: tuple[int, int], size: int) -> None:
+    """Parts of networks have odd numbers of channels: vectors that are only partly filled."""
+    few, many = channels
+
+    def network() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(2, few, size, padding=size // 2),
+            nn.MaxPool2d(2, 1, 1),
+            nn.ReLU(),
+            nn.Conv2d(few, many, size),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.LazyLinear(3),
+        )
+
+    torch.manual_seed(0)
+    module, shape = network().double(), (2, 9, 7)
+    module(torch.zeros(1, *shape).double())
+    task = Task(module, random(shape), lr=0.1, batch=3)
+    found = updates(fast(task))
+    for client, right in updates(engine("sequential", task)).items():
+        torch.testing.assert_close(found[client], right, rtol=1e-8, atol=1e-11)
+    single = updates(fast(Task(module.float(), random(shape, torch.float32), lr=0.1, batch=3)))
+    for client, right in found.items():
+        torch.testing.assert_close(single[client].double(), right, rtol=1e-3, atol=1e-4)
+
+
+@needs_compiler
 def test_a_row_does_not_depend_on_the_others() -> None:
     made = fast(Task(wide, random((70,), torch.float32), batch=3))
     alone = updates(made, [1], now=4)[1]

@@ -124,13 +124,13 @@ INLINE image_points(int tile, Cut cut, int64_t from, int64_t count, const R *x, 
       int64_t some = channels - c;
       const R *at = x + ((b * high + top) * wide + left) * channels + c;
       for (int u = 0; u < tile; u++, at += wide * channels) {
-        if (inside && some >= LANES) {
-          UNROLL for (int v = 0; v < tile; v++) in[v] = load(at + v * channels);
+        if (inside) {
+          UNROLL for (int v = 0; v < tile; v++) in[v] = load_masked(at + v * channels, some);
         } else {
           for (int v = 0; v < tile; v++) {
             int64_t y = top + u, z = left + v;
             int there = y >= 0 && y < high && z >= 0 && z < wide;
-            in[v] = there ? load_some(at + v * channels, some) : (V){0};
+            in[v] = there ? load_masked(at + v * channels, some) : (V){0};
           }
         }
         to_points(tile, in, mid[u]);
@@ -141,7 +141,7 @@ INLINE image_points(int tile, Cut cut, int64_t from, int64_t count, const R *x, 
         to_points(tile, line, done);
         R *to = out + t * channels + c;
         UNROLL for (int u = 0; u < tile; u++)
-          store_some(to + (u * tile + v) * spread(count * channels), done[u], some);
+          store_masked(to + (u * tile + v) * spread(count * channels), done[u], some);
       }
     }
   }
@@ -153,7 +153,7 @@ INLINE squares_to_points(int tile, int n, const R *w, int64_t items, R *out) {
     V in[WIDEST], mid[WIDEST][WIDEST], done[WIDEST];
     int64_t some = items - at;
     UNROLL for (int u = 0; u < n; u++) {
-      UNROLL for (int v = 0; v < n; v++) in[v] = load_some(w + (u * n + v) * items + at, some);
+      UNROLL for (int v = 0; v < n; v++) in[v] = load_masked(w + (u * n + v) * items + at, some);
       kernel_to_points(tile, n, in, mid[u]);
     }
     UNROLL for (int v = 0; v < tile; v++) {
@@ -161,7 +161,7 @@ INLINE squares_to_points(int tile, int n, const R *w, int64_t items, R *out) {
       UNROLL for (int u = 0; u < n; u++) line[u] = mid[u][v];
       kernel_to_points(tile, n, line, done);
       UNROLL for (int u = 0; u < tile; u++)
-        store_some(out + (u * tile + v) * spread(items) + at, done[u], some);
+        store_masked(out + (u * tile + v) * spread(items) + at, done[u], some);
     }
   }
 }
@@ -172,7 +172,7 @@ INLINE square_from_points(int tile, int n, const R *in, int64_t apart, int64_t s
   V mid[WIDEST][WIDEST];
   UNROLL for (int u = 0; u < tile; u++) {
     V line[WIDEST];
-    UNROLL for (int v = 0; v < tile; v++) line[v] = load_some(in + (u * tile + v) * apart, some);
+    UNROLL for (int v = 0; v < tile; v++) line[v] = load_masked(in + (u * tile + v) * apart, some);
     from_points(tile, n, line, mid[u]);
   }
   UNROLL for (int v = 0; v < n; v++) {
@@ -191,11 +191,11 @@ INLINE image_from_points(int tile, Cut cut, int64_t from, int64_t count, const R
     for (int64_t c = 0; c < channels; c += LANES) {
       V out[WIDEST][WIDEST], more = {0};
       int64_t some = channels - c;
-      if (bias) more = load_some(bias + c, some);
+      if (bias) more = load_masked(bias + c, some);
       square_from_points(tile, RESULTS, in + t * channels + c, spread(count * channels), some, out);
       for (int u = 0; u < RESULTS && i * RESULTS + u < high; u++)
         for (int v = 0; v < RESULTS && j * RESULTS + v < wide; v++)
-          store_some(y + ((b * high + i * RESULTS + u) * wide + j * RESULTS + v) * channels + c,
+          store_masked(y + ((b * high + i * RESULTS + u) * wide + j * RESULTS + v) * channels + c,
                      out[u][v] + more, some);
     }
   }
@@ -221,7 +221,7 @@ static void taps_first(const Shape *s, const R *w, R *out, int turned) {
 /* Whether Winograd's products are used. */
 static int by_tiles(const Shape *s) {
   return s->size[0] == s->size[1] && (s->size[0] == 3 || s->size[0] == 5) && s->stride[0] == 1 &&
-         s->stride[1] == 1 && s->channels >= LANES && s->outputs >= LANES;
+         s->stride[1] == 1 && s->channels >= LANES / 2 && s->outputs >= LANES / 2;
 }
 
 /* y = x convolved with `taps` [size, size, inputs, outputs]. */

@@ -15,24 +15,8 @@ typedef __typeof__((V){0} < (V){0}) Mask; /* integers as wide as R, all bits 1 w
 static inline V load(const R *p) { return *(const V *)p; }
 static inline void store(R *p, V v) { *(V *)p = v; }
 
-/* The first n numbers, and 0 in the other lanes. */
-static inline V load_some(const R *p, int64_t n) {
-  if (n >= LANES) return load(p);
-  V v = {0};
-  for (int64_t i = 0; i < n; i++) v[i] = p[i];
-  return v;
-}
-
-/* Write the first n lanes. */
-static inline void store_some(R *p, V v, int64_t n) {
-  if (n >= LANES) {
-    store(p, v);
-    return;
-  }
-  for (int64_t i = 0; i < n; i++) p[i] = v[i];
-}
-
-/* The same where it matters: lane by lane this would take longer than the arithmetic. */
+/* The first n numbers, and 0 in the other lanes; and to write the first n lanes. Lane by lane this
+   would take longer than the arithmetic. */
 #if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
 static inline V load_masked(const R *p, int64_t n) {
   if (n >= LANES) return load(p);
@@ -63,8 +47,20 @@ static inline void store_masked(R *p, V v, int64_t n) {
   else _mm256_maskstore_pd((double *)p, first_lanes(n), (__m256d)v);
 }
 #else
-#define load_masked load_some
-#define store_masked store_some
+static inline V load_masked(const R *p, int64_t n) {
+  if (n >= LANES) return load(p);
+  V v = {0};
+  for (int64_t i = 0; i < n; i++) v[i] = p[i];
+  return v;
+}
+
+static inline void store_masked(R *p, V v, int64_t n) {
+  if (n >= LANES) {
+    store(p, v);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) p[i] = v[i];
+}
 #endif
 
 /* a where m is true, else b. */

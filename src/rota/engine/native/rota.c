@@ -122,13 +122,13 @@ INLINE largest(int64_t high, int64_t wide, const R *x, int64_t line, int64_t cha
     V best = (V){0} - INFINITY, at = {0};
     for (int64_t u = 0; u < high; u++)
       for (int64_t v = 0; v < wide; v++) {
-        V from = load_some(x + u * line + v * channels + c, channels - c);
+        V from = load_masked(x + u * line + v * channels + c, channels - c);
         Mask more = (from > best) | (from != from); /* a NaN stays: nothing is larger */
         best = choose(more, from, best);
         at = choose(more, (V){0} + (R)(first + u * first_of_line + v), at);
       }
-    store_some(y + c, best, channels - c);
-    store_some(tap + c, at, channels - c);
+    store_masked(y + c, best, channels - c);
+    store_masked(tap + c, at, channels - c);
   }
 }
 
@@ -157,12 +157,15 @@ static void pool_backward(const Pool *p, const R *dy, const R *tap, R *dx) {
         int64_t h = i * p->stride[0] - p->pad[0], w = j * p->stride[1] - p->pad[1];
         inside(h, p->high, p->size[0], &top, &bottom);
         inside(w, p->wide, p->size[1], &left, &right);
-        for (int64_t u = top; u < bottom; u++)
-          for (int64_t v = left; v < right; v++) {
-            R *to = dx + ((h + u) * p->wide + w + v) * p->channels, t = (R)(u * p->size[1] + v);
-            _Pragma("GCC ivdep") for (int64_t c = 0; c < p->channels; c++)
-              to[c] += tap[c] == t ? dy[c] : 0;
-          }
+        for (int64_t c = 0; c < p->channels; c += LANES) {
+          V g = load_masked(dy + c, p->channels - c), at = load_masked(tap + c, p->channels - c);
+          for (int64_t u = top; u < bottom; u++)
+            for (int64_t v = left; v < right; v++) {
+              R *to = dx + ((h + u) * p->wide + w + v) * p->channels + c;
+              V t = (V){0} + (R)(u * p->size[1] + v), mine = choose(at == t, g, (V){0});
+              store_masked(to, load_masked(to, p->channels - c) + mine, p->channels - c);
+            }
+        }
       }
 }
 
