@@ -211,9 +211,10 @@ WHY = """\
 A part of width r keeps r of the units of every droppable layer. A layer between two such layers
 shrinks on both sides, so its work falls with the square of the width; a layer beside the inputs or
 the outputs falls with the width itself. Times that fall with the width alone are a sign of work per
-step that does not depend on the width, as on small networks. FLuID's rule r = target / time
-therefore makes parts smaller than they need to be where times fall faster than the width; rota's
-`stragglers` learns how they fall for each client."""
+step that does not depend on the width, as on small networks. A processor computes with vectors, and
+15 channels take as many operations as 16: so the measured time falls in steps. FLuID's rule
+r = target / time makes parts smaller than they need to be where times fall faster than the width;
+rota's `stragglers` learns how they fall for each client."""
 
 
 def report(found: dict[str, Found], quick: bool) -> Result:
