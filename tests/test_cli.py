@@ -600,10 +600,10 @@ def test_progress_says_the_scores_of_models_that_are_not_alike() -> None:
         "loss": None,
         "models": {"a": {"accuracy": 0.5}, "b": {"accuracy": -172.25}, "c": {"accuracy": None}},
     }
-    assert progress.scores(apart) == "a 50.00%  b -172.2  c not finite"
+    assert progress.scores(apart) == "a 0.5  b -172.2  c not finite"
     assert (
         progress.scores({"accuracy": -3.5, "loss": 3.5, "models": {"a": {"accuracy": -3.5}}})
-        == "accuracy -3.5  loss 3.5000"
+        == "score -3.5  loss 3.5000"
     )
     assert progress.scores({"accuracy": None, "loss": None, "models": {"a": {"trained": 3}}}) == ""
 

@@ -280,7 +280,7 @@ def write_idx(path: Path, array: np.ndarray) -> Path:
 @settings(deadline=None)
 def test_idx(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, cut: int) -> None:
     path = write_idx(tmp_path_factory.mktemp("idx") / "f.gz", array)
-    back = idx.read(path)
+    back = idx.read_idx(path)
     assert back.shape == array.shape
     assert np.array_equal(back, array)
     whole = gzip.decompress(path.read_bytes())
@@ -293,7 +293,7 @@ def test_idx(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, cut: i
     ):
         path.write_bytes(damaged)
         with pytest.raises(BadInput) as caught:
-            idx.read(path)
+            idx.read_idx(path)
         assert str(path) in str(caught.value)
 
 

@@ -26,6 +26,9 @@ Data = tuple[tuple[int, ...], int]
 # model, options, the paper's data and parameters, and the small data of the other tests
 TABLE: list[tuple[str, dict[str, Any], Data, int, Data]] = [
     ("logistic", {}, ((60,), 10), 610, ((60,), 10)),
+    ("linear", {}, ((60,), 10), 610, ((60,), 10)),
+    ("mlp", {}, ((60,), 10), 4_554, ((5,), 3)),
+    ("mlp", {"hidden": (8, 4)}, ((60,), 10), 574, ((5,), 3)),
     ("two_nn", {}, MNIST, 199_210, ((5,), 3)),
     ("cnn", {}, MNIST, 1_663_370, ((1, 8, 8), 10)),
     ("cnn", {}, FEMNIST, 1_690_046, ((3, 5, 4), 2)),
@@ -147,7 +150,7 @@ def test_defaults_are_the_paper_s_data(name: str) -> None:
     with torch.device("meta"):
         parameters = count(MODELS[name]())
     assert parameters == next(row[3] for row in TABLE if row[0] == name)
-    if name != "logistic":
+    if name not in ("linear", "logistic", "mlp"):
         assert f"{parameters:,} parameters" in (MODELS[name].__doc__ or "").splitlines()[0]
 
 

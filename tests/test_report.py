@@ -617,12 +617,12 @@ def test_a_score_that_is_no_share_has_an_axis_of_its_own(tmp_path: Path) -> None
     other = curves.score("accuracy", "", series_of(read_all(make(tmp_path / "b", lift=-2.0))))
     assert (other.layout["yaxis"], other.note) == (
         {"tickformat": "~g"},
-        "Mean score on the test examples.",
+        "Score on the test examples. Higher is better.",
     )
     aimed = curves.score(
         "accuracy", "", series_of(read_all(make(tmp_path / "c", lift=-2.0, target=0.6)))
     )
-    assert "Mean score" in aimed.note
+    assert "Score on the test examples" in aimed.note
     assert "The dotted line is the target" in aimed.note
 
 

@@ -16,7 +16,8 @@ from rota.engine import Batched, Score, make
 from rota.engine.sequential import Sequential
 from rota.experiment import Experiment
 from rota.models import cnn, leaf_lstm, two_nn
-from rota.plan import Model, Plan, Task, cross_entropy, whole
+from rota.plan import Model, Plan, Task, whole
+from rota.scores import cross_entropy
 from rota.weights import Weights, load, read
 from rota.world.devices import Devices
 

@@ -746,7 +746,7 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         (lambda task: replace(task, data=moved(task.data)), "the data of 'blobs' are not the data"),
         (
             lambda task: replace(task, score=absolute),
-            r"task\.score was \"top1\" and is now \"absolute\"",
+            r"task\.score was \"accuracy\" and is now \"absolute\"",
         ),
         (
             lambda task: replace(task, loss=absolute),

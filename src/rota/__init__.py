@@ -4,11 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rota import data, estimate, grouping, models, sampling
+    from rota import data, estimate, grouping, models, sampling, scores
     from rota.admission import Admission
-    from rota.data import Federation, from_clients, partition
+    from rota.data import Federation, from_arrays, from_clients, partition
     from rota.errors import BadInput
     from rota.experiment import Experiment
+    from rota.notebook.compare import compare
     from rota.plan import Chunk, Job, Local, Model, Plan, Seen, Task
     from rota.running.run import Run, run
     from rota.world.availability import Availability
@@ -29,8 +30,10 @@ __all__ = [
     "Run",
     "Seen",
     "Task",
+    "compare",
     "data",
     "estimate",
+    "from_arrays",
     "from_clients",
     "grouping",
     "models",
@@ -38,16 +41,18 @@ __all__ = [
     "personal",
     "run",
     "sampling",
+    "scores",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
     "rota.world.availability": ["Availability"],
-    "rota.data": ["Federation", "from_clients", "partition"],
+    "rota.data": ["Federation", "from_arrays", "from_clients", "partition"],
     "rota.world.devices": ["Devices"],
     "rota.admission": ["Admission"],
     "rota.errors": ["BadInput"],
     "rota.running.run": ["Run", "run"],
+    "rota.notebook.compare": ["compare"],
     "rota.experiment": ["Experiment"],
     "rota.plan": ["Chunk", "Job", "Local", "Model", "Plan", "Seen", "Task"],
 }

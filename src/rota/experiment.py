@@ -9,18 +9,17 @@ from typing import Any
 
 from rota import plan as nouns
 from rota import submodel
-from rota.admission import Admission
 from rota.arrays import Array
 from rota.channel import Channel, Whole
-from rota.estimate import Estimator, Server
+from rota.metrics.own import Measure
 from rota.plan import Model, Task
 from rota.policies import KINDS
-from rota.sampling import Sampler
-from rota.submodel import Capacity
 from rota.submodel.tasks import units_of_all
 from rota.submodel.units import Units
-from rota.world.availability import Availability
-from rota.world.devices import Devices
+
+
+def _held(kind: str) -> Any:
+    return property(lambda experiment: experiment.policies[kind])
 
 
 @dataclass(frozen=True, init=False)
@@ -38,8 +37,8 @@ class Experiment:
     """The models are tested after every so many rounds, and after the last one."""
     target: float | None = None
     """Stop once every model's accuracy is at least this."""
-    metrics: Sequence[str] = ()
-    """Measures of the sampler in every round, at no cost to the run (rota.metrics)."""
+    metrics: Sequence[str | Measure] = ()
+    """Measures of the sampler by name, and functions that measure the models (rota.metrics)."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class Experiment:
         seed: int = 0,
         evaluate: int = 1,
         target: float | None = None,
-        metrics: Sequence[str] = (),
+        metrics: Sequence[str | Measure] = (),
         policies: dict[str, Any] | None = None,
         **given: Any,
     ) -> None:
@@ -60,6 +59,10 @@ class Experiment:
             raise TypeError(f"unknown argument '{unknown.pop()}': policies are {', '.join(KINDS)}")
         given |= {"sampler": sampler, "estimator": estimator}
         held = {**(policies or {}), **{k: p for k, p in given.items() if p is not None}}
+        if any(isinstance(p, str | dict) for p in held.values()):
+            from rota.recipe.named import policy  # which reads all that can be named
+
+            held = {k: policy(k, p, tasks) for k, p in held.items()}
         held |= {k: kind.make() for k, kind in KINDS.items() if held.get(k) is None}
         values = (tasks, {k: held[k] for k in KINDS}, rounds, seed, evaluate, target, metrics)
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
@@ -69,29 +72,9 @@ class Experiment:
         """The same experiment with other policies, given by their kinds."""
         return replace(self, policies={**self.policies, **policies})
 
-    @property
-    def sampler(self) -> Sampler:
-        return self.policies["sampler"]  # type: ignore[no-any-return]
-
-    @property
-    def estimator(self) -> Estimator:
-        return self.policies["estimator"]  # type: ignore[no-any-return]
-
-    @property
-    def server(self) -> Server:
-        return self.policies["server"]  # type: ignore[no-any-return]
-
-    @property
-    def devices(self) -> Devices:
-        return self.policies["devices"]  # type: ignore[no-any-return]
-
-    @property
-    def availability(self) -> Availability:
-        return self.policies["availability"]  # type: ignore[no-any-return]
-
-    @property
-    def admission(self) -> Admission:
-        return self.policies["admission"]  # type: ignore[no-any-return]
+    sampler, estimator, server = (_held(kind) for kind in ("sampler", "estimator", "server"))
+    devices, availability = _held("devices"), _held("availability")
+    admission, capacity = _held("admission"), _held("capacity")
 
     @property
     def channel(self) -> Channel | None:
@@ -103,10 +86,6 @@ class Experiment:
     def shares(self) -> Array:
         """d[t, i]: client i's share of task t's data; a run begins with one model per task."""
         return nouns.shares(self.tasks)
-
-    @property
-    def capacity(self) -> Capacity:
-        return self.policies["capacity"]  # type: ignore[no-any-return]
 
     @cached_property
     def units(self) -> tuple[Units, ...]:

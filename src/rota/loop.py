@@ -32,6 +32,7 @@ from rota.experiment import Experiment, State
 from rota.grouping.gets import gets
 from rota.grouping.regroup import regroup
 from rota.metrics import Meter
+from rota.metrics.own import own
 from rota.personal.home import Home
 from rota.plan import Job, Model, Plan, Seen, checked
 from rota.policies import KINDS, Observing, Opening, Watching, sees, speaks
@@ -111,6 +112,7 @@ def play(
     scores = None
     if now % experiment.evaluate == 0 or now == experiment.rounds:
         with rng.addressed(rng.key(experiment.seed, "evaluate", now)):
+            totals |= own(experiment, models, now)
             scores = replace(home, state=new["personal"]).scores(models, state.shares, now)
     names, alike = experiment.models(models), same_score(experiment.tasks)
     totals |= gets(names, state.shares, scores, alike)

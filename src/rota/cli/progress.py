@@ -77,11 +77,14 @@ def waiting(what: str, still: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def rounds(title: str, total: int) -> Iterator[Callable[[Record], None]]:
-    """Show the rounds of one run. Call what this yields with each record."""
+def rounds(title: str, total: int, word: str = "accuracy") -> Iterator[Callable[[Record], None]]:
+    """Show the rounds of one run. Call what this yields with each record.
+
+    `word` is the name of the tasks' score.
+    """
     screen = console()
     if not screen.is_terminal:
-        yield _by_line(title, total)
+        yield _by_line(title, total, word)
         return
     # the numbers leave this much of the line to the title
     room = max(8, screen.width - 54 - len(f"round {total}/{total}"))
@@ -99,7 +102,7 @@ def rounds(title: str, total: int) -> Iterator[Callable[[Record], None]]:
             if not bar.tasks[0].started:
                 # a resumed run does not begin at round 1, and its earlier rounds took no time now
                 bar.reset(task, completed=record["round"] - 1)
-            last = scores(record) or last
+            last = scores(record, word) or last
             bar.update(task, completed=record["round"], news=f"{last}  {clients(record)}")
 
         yield show
@@ -155,7 +158,7 @@ class TimeLeft(ProgressColumn):
         return Text(f"{duration(left)} left" if left and not task.finished else "")
 
 
-def _by_line(title: str, total: int) -> Callable[[Record], None]:
+def _by_line(title: str, total: int, word: str = "score") -> Callable[[Record], None]:
     """Progress without a terminal: a line every few seconds."""
     began = shown = time.monotonic()
     first, last = None, ""
@@ -163,7 +166,7 @@ def _by_line(title: str, total: int) -> Callable[[Record], None]:
     def show(record: Record) -> None:
         nonlocal began, shown, first, last
         now, done = time.monotonic(), record["round"]
-        last = scores(record) or last
+        last = scores(record, word) or last
         if first is None:  # the first round also warms up: estimate the time left from its end
             first, began = done, now
         if now - shown < LINE_SECONDS and done < total:
@@ -178,26 +181,26 @@ def _by_line(title: str, total: int) -> Callable[[Record], None]:
     return show
 
 
-def scores(record: Record) -> str:
-    """The round's accuracy and loss, or each model's score where the scores are not alike.
+def scores(record: Record, word: str = "score") -> str:
+    """The round's score and loss, or each model's score where the scores are not alike.
 
     It is empty for a round without a test.
     """
     if record["accuracy"] is not None:
-        return f"accuracy {score(record['accuracy'])}  loss {loss(record['loss'])}"
+        return f"{word} {score(record['accuracy'], word)}  loss {loss(record['loss'])}"
     tested = [
-        f"{name} {score(model['accuracy'])}"
+        f"{name} {score(model['accuracy'], word)}"
         for name, model in record["models"].items()
         if "accuracy" in model
     ]
     return "  ".join(tested)
 
 
-def score(value: float | None) -> str:
-    """An accuracy as a percentage, or a score that is not a share as a number."""
+def score(value: float | None, word: str = "accuracy") -> str:
+    """An accuracy as a percentage, or another score as a number."""
     if value is None or not math.isfinite(value):
         return "not finite"
-    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"
+    return f"{value:.2%}" if word == "accuracy" and 0 <= value <= 1 else f"{value:.4g}"
 
 
 def loss(value: float | None) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rota.running.record import Record
     from rota.running.watch import Watch
 
-Rounds: TypeAlias = "Callable[[str, int], AbstractContextManager[Callable[[Record], None]]]"
+Rounds: TypeAlias = "Callable[[str, int, str], AbstractContextManager[Callable[[Record], None]]]"
 
 
 def run(
@@ -136,6 +136,7 @@ def train(
         from rota.running.folder import Gone
         from rota.running.run import execute
         from rota.running.summary import Stuck
+        from rota.scores import SCORES, name
         from rota.spread import Lost
         from rota.track import tracker
 
@@ -146,7 +147,9 @@ def train(
     with progress.waiting("loading the data", still=True):
         experiment = (build or recipes.build)(config)
     try:
-        with (rounds or progress.rounds)(title, experiment.rounds) as show:
+        words = {name(task.score, SCORES) for task in experiment.tasks}
+        word = words.pop() if len(words) == 1 else "score"
+        with (rounds or progress.rounds)(title, experiment.rounds, word) as show:
             watch: Watch = [show, *tracking]
             done = execute(experiment, **how, out=out, resume=resume, config=config, watch=watch)
     except BadInput:

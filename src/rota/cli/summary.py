@@ -7,6 +7,7 @@ import itertools
 from rota.cli.progress import loss, score
 from rota.report import numbers
 from rota.running.summary import Summary, diverged, failed
+from rota.scores import title
 
 Setting = list[Summary]
 """The summaries of the runs that differ only in their seed."""
@@ -26,17 +27,21 @@ def sentences(summary: Summary) -> list[str]:
     models = summary["models"]
     several = len(models) > 1
     where = f" on average over {len(models)} models" if several else ""
-    result = f"accuracy {score(summary['accuracy'])}, loss {loss(summary['loss'])}"
+    words = {name: each.get("score", "accuracy") for name, each in models.items()}
+    alike = common(summary)
+    result = f"{title(alike)} {score(summary['accuracy'], alike)}, loss {loss(summary['loss'])}"
     lines = [f"{result}{where} after {rounds(summary)}"]
     if several:
         some = list(models.items())[:MODELS]
-        each = ", ".join(f"{name} {score(model['accuracy'])}" for name, model in some)
+        each = ", ".join(f"{name} {score(model['accuracy'], words[name])}" for name, model in some)
         each += " ..." if len(models) > MODELS else ""
-        worst, spread = score(summary["worst_accuracy"]), score(summary["accuracy_spread"])
+        worst, spread = (
+            score(summary[key], alike) for key in ("worst_accuracy", "accuracy_spread")
+        )
         lines.append(f"{each}; worst {worst}, spread {spread}")
     if several and summary.get("own_mean") is not None:
         of = ("own_mean", "own_worst", "own_p10", "own_spread")
-        mean, least, low, apart = (score(summary[key]) for key in of)
+        mean, least, low, apart = (score(summary[key], alike) for key in of)
         lines.append(
             f"clients on their own test sets: mean {mean}, worst {least}, 10th percentile {low}, "
             f"spread {apart}"
@@ -71,9 +76,9 @@ def table(results: list[Summary]) -> list[str]:
 
 
 def _paired(settings: list[Setting]) -> list[str]:
-    """The settings' accuracies minus the first one's, seed by seed; and their clients' own."""
+    """The settings' scores minus the first one's, seed by seed; and their clients' own."""
     found = {"": _scores(settings, "accuracy"), "mean client ": _scores(settings, "own_mean")}
-    share = all(0 <= value <= 1 for each in found[""] for value in each.values())
+    share = common(*itertools.chain(*settings)) == "accuracy"
     lines = []
     for k, setting in enumerate(settings[1:], start=1):
         said = [
@@ -100,14 +105,15 @@ def _one_model(settings: list[Setting]) -> list[str]:
     width = max(map(len, names))
     lines = []
     for name, setting in zip(names, settings, strict=True):
-        accuracy = _percent([result["accuracy"] for result in setting])
+        word = common(*setting)
+        found = f"{title(word)} {_percent([result['accuracy'] for result in setting], word)}"
         losses = [result["loss"] for result in setting]
         lost = loss(None if None in losses else sum(losses) / len(losses))
         if len(setting) == 1:
             played = rounds(setting[0])
         else:
             played = f"{_count([result['rounds'] for result in setting])} rounds"
-        lines.append(f"{name:{width}}  accuracy {accuracy}  loss {lost}  {played}")
+        lines.append(f"{name:{width}}  {found}  loss {lost}  {played}")
     return lines
 
 
@@ -118,20 +124,23 @@ def _accuracies(settings: list[Setting], models: list[str]) -> list[str]:
     """
     columns: list[list[str]] = []
 
-    def add(title: str, values: list[list[float | None]]) -> None:
+    word = common(*itertools.chain(*settings))
+
+    def add(head: str, values: list[list[float | None]], of: str = word) -> None:
         if any(value is not None for each in values for value in each):
-            columns.append([title, *map(_percent, values)])
+            columns.append([head, *(_percent(each, of) for each in values)])
 
     def over_models(key: str) -> list[list[float | None]]:
         return [[result.get(key) for result in setting] for setting in settings]
 
     add("mean", over_models("accuracy"))
     for model in models if len(models) <= MODELS else []:
-        add(model, [[_model(each, model).get("accuracy") for each in runs] for runs in settings])
+        values = [[_model(each, model).get("accuracy") for each in runs] for runs in settings]
+        add(model, values, _model(settings[0][0], model).get("score", "accuracy"))
     add("worst", over_models("worst_accuracy"))
     add("spread", over_models("accuracy_spread"))
-    for title, key in (("clients", "own_mean"), ("worst", "own_worst"), ("p10", "own_p10")):
-        add(title if title == "clients" else f"{title} client", over_models(key))
+    for head, key in (("clients", "own_mean"), ("worst", "own_worst"), ("p10", "own_p10")):
+        add(head if head == "clients" else f"{head} client", over_models(key))
     columns.append(["rounds", *(_count([each["rounds"] for each in runs]) for runs in settings)])
     return _lines(["run", *map(_name, settings)], columns)
 
@@ -150,9 +159,9 @@ def _rounds_to_target(settings: list[Setting], models: list[str]) -> list[str]:
 
 def _costs(settings: list[Setting]) -> list[str]:
     columns = []
-    for title, (key, form) in COSTS.items():
+    for head, (key, form) in COSTS.items():
         means = [sum(result[key] for result in runs) / len(runs) for runs in settings]
-        columns.append([title, *(_cost(value, form, min(means)) for value in means)])
+        columns.append([head, *(_cost(value, form, min(means)) for value in means)])
     return _lines(["cost of", *map(_name, settings)], columns)
 
 
@@ -208,11 +217,19 @@ def _count(values: list[int]) -> str:
     return f"{sum(values) / len(values):.4g}"
 
 
-def _percent(values: list[float | None]) -> str:
-    """41.23%, or 41.2 ± 1.5 % for several seeds; scores that are not shares without the sign."""
+def common(*summaries: Summary) -> str:
+    """The name of the score of all models; "score" if they have several."""
+    each = [model for summary in summaries for model in summary["models"].values()]
+    found = {model.get("score", "accuracy") for model in each}
+    return found.pop() if len(found) == 1 else "score"
+
+
+def _percent(values: list[float | None], word: str) -> str:
+    """41.23%, or 41.2 ± 1.5 % for several seeds; scores other than accuracies are numbers."""
     if len(values) == 1:
-        return "-" if values[0] is None else score(values[0])
-    form = numbers.score(all(0 <= value <= 1 for value in values if value is not None))
+        return "-" if values[0] is None else score(values[0], word)
+    share = all(0 <= value <= 1 for value in values if value is not None)
+    form = numbers.score(word == "accuracy" and share)
     return numbers.mean(values, form).replace(numbers.SPACE, " ")
 
 

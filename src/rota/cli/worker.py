@@ -80,7 +80,7 @@ def _train(job: dict[str, Any], tell: Tell) -> dict[str, Any]:
     from rota.running.record import finite
 
     @contextmanager
-    def rounds(title: str, total: int) -> Iterator[Callable[[Any], None]]:
+    def rounds(title: str, total: int, word: str) -> Iterator[Callable[[Any], None]]:
         told = -PAUSE
 
         def show(record: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rota.data import files, partition
+from rota.data.arrays import from_arrays
 from rota.data.cifar10 import ARCHIVE, BATCHES, cifar10
 from rota.data.digits import digits
 from rota.data.fashion_mnist import FILES as FASHION_MNIST
@@ -21,6 +22,8 @@ from rota.data.folder import folder
 from rota.data.heart import FILES as HEART
 from rota.data.heart import heart
 from rota.data.hub import from_flower
+from rota.data.idx import read_idx
+from rota.data.leaf import leaf
 from rota.data.mnist import FILES as MNIST
 from rota.data.mnist import mnist
 from rota.data.mnist_writers import FILES as WRITERS
@@ -31,6 +34,7 @@ from rota.data.roster import Roster
 from rota.data.shakespeare import FILES as PLAYS
 from rota.data.shakespeare import shakespeare
 from rota.data.synthetic import synthetic, synthetic_kvib
+from rota.data.table import csv
 
 SOURCES: dict[str, Callable[..., Federation]] = {
     "digits": digits,
@@ -45,6 +49,8 @@ SOURCES: dict[str, Callable[..., Federation]] = {
     "heart": heart,
     "folder": folder,
     "packed": packed,
+    "csv": csv,
+    "leaf": leaf,
 }
 
 _NEEDED: dict[str, Callable[[], bool]] = {
@@ -74,17 +80,21 @@ __all__ = [
     "Roster",
     "at_hand",
     "cifar10",
+    "csv",
     "digits",
     "fashion_mnist",
     "femnist",
     "folder",
+    "from_arrays",
     "from_clients",
     "from_flower",
     "heart",
+    "leaf",
     "mnist",
     "mnist_writers",
     "packed",
     "partition",
+    "read_idx",
     "save",
     "shakespeare",
     "synthetic",

@@ -17,6 +17,7 @@ from rota import rng
 from rota.arrays import Array
 from rota.data.roster import Roster
 from rota.errors import BadInput
+from rota.notebook import show
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Federation:
     """The clients' stable names, where the data have some."""
     validation: Examples | None = None
     """The server's own labelled examples, which no client has and no test uses."""
+    _repr_html_ = show.federation
 
     def __repr__(self) -> str:
         """One line, without the examples."""

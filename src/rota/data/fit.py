@@ -16,7 +16,8 @@ from rota.data.federation import Federation, Part
 from rota.data.lookups import Lookup
 from rota.data.memory import check_room
 from rota.errors import BadInput, at, first_line
-from rota.plan import Task, cross_entropy, top1
+from rota.plan import Task
+from rota.scores import WHOLE, cross_entropy, top1
 
 TRIED = 256
 """A model with unknown lookups is tried on at most this many examples with extreme numbers."""
@@ -26,8 +27,6 @@ CHECKED = 2**26
 
 BLOCK = 64
 """This many examples are tried at once."""
-
-OUTPUTS = "a function that gives one number per example, such as lambda outputs, targets:"
 
 
 def check(task: Task, name: str, place: str = "") -> None:
@@ -157,8 +156,8 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
     data = task.federation
     if task.score is top1 and data.train.y.is_floating_point():
         raise BadInput(
-            f"task '{name}': the targets are real numbers, and accuracy is for classes: give "
-            f"score {OUTPUTS} -(outputs - targets) ** 2, or give class labels as whole numbers"
+            f"task '{name}': the targets are real numbers, and accuracy is for classes: set score "
+            "to 'mse', 'mae' or 'r2', or give class labels as whole numbers"
         )
     x, y = data.train.x[:2].clone(), data.train.y[:2].clone()
     misfit = f"task '{name}': the model does not fit examples of shape {data.shape}"
@@ -202,7 +201,7 @@ def _check_measures(task: Task, name: str, place: str, outputs: Tensor, y: Tenso
     if task.loss is cross_entropy and y.is_floating_point() and apart:
         raise BadInput(
             f"task '{name}': the targets are real numbers, and the default loss is for classes: "
-            f"give loss {OUTPUTS} (outputs - targets) ** 2"
+            "set loss to 'mse', 'mae' or 'huber'"
         )
     for what, measure in (("loss", task.loss), ("score", task.score)):
         if measure is top1:
@@ -318,7 +317,7 @@ def _check_measure(
     except Exception as error:
         raise BadInput(f"{what} does not take the model's outputs: {first_line(error)}") from error
     gives = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
-    if gives != (len(targets),):
+    if gives != (len(targets),) and measure not in WHOLE:
         raise BadInput(
             f"{what} must give one number per example, shape ({len(targets)},), and gives {gives}"
         )

@@ -21,22 +21,23 @@ NAMES = (
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 )
-KINDS = {8: ">u1", 12: ">i4"}
+KINDS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 ADVICE = "replace it by a good copy"
 
 
-def read(path: Path) -> Array:
-    """Read a gzipped IDX file.
+def read_idx(path: str | Path) -> Array:
+    """Read an IDX file, gzipped or not, as an array.
 
     It holds the bytes 0, 0, kind and number of dimensions, then the big-endian sizes, then the
     values.
     """
     try:
-        data = gzip.decompress(path.read_bytes())
+        data = Path(path).read_bytes()
+        data = gzip.decompress(data) if data[:2] != b"\0\0" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path} is not a whole gzip file ({error}): {ADVICE}") from error
+        raise BadInput(f"{path} is not a whole IDX or gzip file ({error}): {ADVICE}") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in KINDS or len(data) < 4 + 4 * data[3]:
-        raise BadInput(f"{path} is not an IDX file of bytes or 32-bit integers: {ADVICE}")
+        raise BadInput(f"{path} is not an IDX file of numbers: {ADVICE}")
     shape = np.frombuffer(data, ">u4", data[3], 4).tolist()
     kind = np.dtype(KINDS[data[2]])
     start, size = 4 + 4 * data[3], math.prod(shape) * kind.itemsize
@@ -44,7 +45,8 @@ def read(path: Path) -> Array:
         raise BadInput(
             f"{path} has {len(data) - start} bytes of values, but its header says {size}: {ADVICE}"
         )
-    return np.frombuffer(data, kind, offset=start).reshape(shape)
+    values = np.frombuffer(data, kind, offset=start).reshape(shape)
+    return values.astype(kind.newbyteorder("="))
 
 
 def remotes(md5: tuple[tuple[str, ...], ...], mirrors: tuple[str, ...]) -> tuple[files.Remote, ...]:
@@ -62,7 +64,7 @@ def images(folder: str, remote: tuple[files.Remote, ...]) -> tuple[Examples, Exa
 
 
 def _examples(image_path: Path, label_path: Path) -> Examples:
-    pixels, labels = read(image_path), read(label_path)
+    pixels, labels = read_idx(image_path), read_idx(label_path)
     if pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
         raise BadInput(
             f"{image_path} has shape {pixels.shape} and {label_path} {labels.shape}: they must be "

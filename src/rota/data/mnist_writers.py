@@ -32,7 +32,7 @@ def mnist_writers(
     `matched_test` deals them out by label.
     """
     path = files.find(FOLDER, FILES)[LABELS]
-    rows = idx.read(path)
+    rows = idx.read_idx(path)
     train, test = read_mnist()
     if rows.ndim != 2 or not np.array_equal(rows[:, 0], train.labels):
         raise BadInput(

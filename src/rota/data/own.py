@@ -24,7 +24,8 @@ def from_clients(
 ) -> Federation:
     """Make a federation from your own data: a list with one (x, y) pair per client.
 
-    A pair holds tensors or arrays; None is a client without data. `test` is one (x, y) pair that
+    A pair holds tensors, arrays or pandas objects; None is a client without data. Bytes (uint8) are
+    taken for pixels and divided by 255. `test` is one (x, y) pair that
     all clients share, or a list with one pair per client. `classes` defaults to the largest integer
     label + 1; real-valued targets have none. `ids` are the clients' names, if they have some.
     `validation` is one (x, y) pair of the server's own examples, for groupings that need some.
@@ -88,6 +89,8 @@ def _concat(pairs: Sequence[Any], part: str) -> Part:
         sizes.append(len(y))
         if not len(y):
             continue
+        if x.dtype == torch.uint8:  # pixels
+            x = x / 255
         x = x.float() if x.is_floating_point() else x.long() if x.dtype in _WIDE else x
         y = y.float() if y.is_floating_point() else y.long()
         if not held:
@@ -141,6 +144,8 @@ def _tensors(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
 
 
 def _tensor(values: Any, what: str) -> Tensor:
+    if hasattr(values, "to_numpy"):  # pandas
+        values = values.to_numpy()
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -153,6 +158,12 @@ def _tensor(values: Any, what: str) -> Tensor:
     if not tensor.dim():
         raise BadInput(f"{what} is a single number: give one row per example")
     return tensor
+
+
+def examples_of(x: Any, y: Any, whose: str, groups: Any = None) -> Examples:
+    """One pair of arrays as examples."""
+    part = _concat([(x, y)], whose)
+    return Examples(part.x, part.y, groups)
 
 
 def _texts(values: Any) -> bool:

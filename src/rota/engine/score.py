@@ -24,6 +24,7 @@ from rota.engine.local import draws
 from rota.engine.machine import cores
 from rota.engine.rules import without_loops
 from rota.plan import Model, Task
+from rota.scores import by_owner, overall
 from rota.weights import Weights
 
 BATCH = 1000
@@ -45,11 +46,12 @@ Kind = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Score:
-    """Means over the test examples; `by_client` has those of clients' own test sets, or NaN."""
+    """Over the test examples; `by_client` has the scores on clients' own test sets, or NaN."""
 
     loss: float
     accuracy: float
     by_client: Array | None = None
+    better: str = "higher"
 
 
 class Scorer:
@@ -119,6 +121,7 @@ class Scorer:
 
     def _score(self, task: int, number: int, measure: Measure) -> list[Score]:
         """The scores of a number of models of one network."""
+        mine = self.tasks[task]
         data = self.tasks[task].federation
         x, y = self._test(data)
         parts = self.passes(task, [len(y)] if data.shared_test else data.test.sizes)
@@ -131,8 +134,8 @@ class Scorer:
         loss, hits = (side.double().cpu().numpy() for side in sides)
         out = []
         for a, b in zip(loss, hits, strict=True):
-            by_client = None if data.shared_test else _by_client(data, b)
-            out.append(Score(float(a.mean()), float(b.mean()), by_client))
+            each = None if data.shared_test else by_owner(mine.score, b, data.test.offsets)
+            out.append(Score(float(a.mean()), overall(mine.score, b), each, f"{mine.better}"))
         return out
 
     def spread(self, s: int, function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
@@ -219,11 +222,3 @@ def forward(module: nn.Module, x: Tensor, lengths: Tensor | None = None) -> Tens
     with Forward(lengths) if needed else nullcontext():
         out: Tensor = module(x)
         return out
-
-
-def _by_client(data: Federation, hits: Array) -> Array:
-    owners = np.repeat(np.arange(data.test.clients), data.test.sizes)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(
-            np.bincount(owners, weights=hits, minlength=data.test.clients) / data.test.sizes
-        )

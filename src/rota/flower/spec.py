@@ -14,7 +14,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rota.channel import CHANNELS, Channel
 from rota.data.federation import Federation
@@ -22,19 +22,18 @@ from rota.errors import BadInput
 from rota.flower.letter import Refused
 from rota.hints import check_fields, convert, shown
 from rota.models import MODELS
-from rota.plan import Task, cross_entropy
+from rota.plan import Task
 from rota.recipe import registry
 from rota.running.check import check_numbers
+from rota.scores import LOSSES
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy}
-"""The losses that every node knows."""
 OPTIMIZERS = {
     f"torch.optim.{name}": each
     for name, each in vars(torch.optim).items()
     if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)
 }
 """Optimisers that every node knows, besides those that have a word in recipes."""
-OTHERS = ("model", "data", "loss", "score", "name")
+OTHERS = ("model", "data", "loss", "score", "better", "name")
 SIMPLE = ("sgd", "adam", "adamw")
 """Optimisers with a word in recipes."""
 WORK = {key: hint for key, hint in typing.get_type_hints(Task).items() if key not in OTHERS}

@@ -15,6 +15,8 @@ With pi_i = d_i |g_i| the scores of *all* N clients of a model in this round, p 
 With several models, each measure is a sum over the models, or a ratio of sums. Only clients that
 can be reached count. To measure, every client trains from the round's models, with the randomness
 that it also has if it is drawn. Nothing else of the run changes, and nothing is charged to it.
+
+A user's own measures of the models are functions (own.py).
 """
 
 from __future__ import annotations
@@ -146,8 +148,12 @@ def _cost(p: Array, scores: Array) -> float:
     return float((scores[some] ** 2 / p[some]).sum())
 
 
-def check(names: Sequence[str], sampler: Sampler, shares: Array, rounds: int) -> None:
-    """Refuse unknown measures, and samplers that do not draw all clients by rates of their own."""
+def check(names: Sequence[Any], sampler: Sampler, shares: Array, rounds: int) -> None:
+    """Refuse unknown measures, and samplers that do not draw all clients by rates of their own.
+
+    A user's own measures are functions, and may be anything.
+    """
+    names = [name for name in names if not callable(name)]
     for name in names:
         if name not in METRICS:
             raise BadInput(f"metrics names an unknown '{name}': {did_you_mean(name, METRICS)}")

@@ -23,13 +23,15 @@ from rota.models.cnn import (
     s2_wide,
     vgg9,
 )
-from rota.models.mlp import logistic, s2_small, two_nn
+from rota.models.mlp import linear, logistic, mlp, s2_small, two_nn
 from rota.models.resnet import preact_resnet18, resnet8, resnet18
 from rota.models.text import leaf_lstm, lstm_shakespeare, mmfl_lstm
 from rota.models.transformer import transformer
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
+    "linear": linear,
+    "mlp": mlp,
     "two_nn": two_nn,
     "cnn": cnn,
     "s2_small": s2_small,
@@ -60,8 +62,10 @@ __all__ = [
     "leaf_femnist",
     "leaf_lstm",
     "lenet",
+    "linear",
     "logistic",
     "lstm_shakespeare",
+    "mlp",
     "mmfl_cnn",
     "mmfl_emnist",
     "mmfl_lstm",

@@ -18,6 +18,26 @@ def logistic(shape: tuple[int, ...] = (60,), classes: int = 10) -> nn.Module:
     return net(flatten=nn.Flatten(), fc=head(prod(shape), classes))
 
 
+def linear(shape: tuple[int, ...] = (60,), classes: int = 10, outputs: int = 1) -> nn.Module:
+    """Linear regression: one linear layer with as many outputs as targets, or as classes."""
+    return net(flatten=nn.Flatten(), fc=nn.Linear(prod(shape), classes or outputs))
+
+
+def mlp(
+    shape: tuple[int, ...] = (60,),
+    classes: int = 10,
+    hidden: tuple[int, ...] = (64,),
+    outputs: int = 1,
+) -> nn.Module:
+    """Hidden layers of ReLU units of your sizes, with an output for each class or target."""
+    layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
+    width = prod(shape)
+    for number, units in enumerate(hidden, start=1):
+        layers |= {f"fc{number}": nn.Linear(width, units), f"relu{number}": nn.ReLU()}
+        width = units
+    return net(**layers, out=nn.Linear(width, classes or outputs))
+
+
 def two_nn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
     """2NN: two hidden layers of 200 ReLU units. 199,210 parameters on MNIST.
 

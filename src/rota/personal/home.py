@@ -21,6 +21,7 @@ from rota.estimate import Correcting, memory
 from rota.estimate.memory import Fresh, Place
 from rota.personal.nothing import Nothing
 from rota.plan import Chunk, Costs, Duty, Job, Local, Model, Plan, State, Task, whole
+from rota.scores import overall
 from rota.weights import Weights
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Home:
                     own[client] = own_accuracy(task, module, mine, client)
                 places = np.flatnonzero(np.isin(clients, some)).tolist()
                 shared += self.engine.evaluate([Model(model.task, each[p]) for p in places])
-            found.append(Score(*_means(shared), own))
+            found.append(Score(*_means(shared), own, f"{task.better}"))
         return found
 
     def _used(
@@ -191,7 +192,7 @@ def own_accuracy(task: Task, module: nn.Module, model: Weights, client: int) -> 
     for some, targets in zip(x.split(BLOCK), y.split(BLOCK), strict=True):
         outputs = module(some.to(model.params.device))
         scores.append(task.score(outputs, targets.to(model.params.device)))
-    return float(torch.cat(scores).double().mean())
+    return overall(task.score, torch.cat(scores).double().cpu().numpy())
 
 
 def _means(scores: Sequence[Score]) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def _check_heads(experiment: Experiment, name: str) -> None:
             f"{name}, but channel encodes updates of whole models, and heads stay with clients: "
             "leave out one of the two"
         )
-    if experiment.metrics:
+    if any(isinstance(each, str) for each in experiment.metrics):
         raise BadInput(
             f"{name}, but metrics measure updates of whole models, and heads stay with clients: "
             "leave out one of the two"

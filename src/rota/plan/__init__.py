@@ -22,7 +22,7 @@ from rota.plan.job import duty as duty
 from rota.plan.job import whole as whole
 from rota.plan.plan import Plan, Question
 from rota.plan.plan import checked as checked
-from rota.plan.task import Model, Task, cross_entropy, top1
+from rota.plan.task import Model, Task
 from rota.plan.task import shares as shares
 
 __all__ = [
@@ -37,8 +37,6 @@ __all__ = [
     "Seen",
     "State",
     "Task",
-    "cross_entropy",
-    "top1",
 ]
 
 State = dict[str, Any]

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rota import rng
@@ -19,17 +18,8 @@ from rota.arrays import Array
 from rota.data.federation import Federation
 from rota.data.roster import Roster
 from rota.errors import BadInput
+from rota.scores import ERRORS, Measure, cross_entropy, top1
 from rota.weights import Weights
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits, one number per example."""
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def top1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest output is the target's class, one number per example."""
-    return (outputs.argmax(-1) == targets).float()
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,8 @@ class Task:
     """What is learned: a network, the clients' data, and the local work of a client in a round.
 
     `model` is a function that returns an nn.Module, or a module whose weights are the starting
-    point. Parameters of the function named `shape` or `classes` are filled from the data.
+    point. Parameters of the function named `shape` or `classes` are filled from the data. A model
+    and data may also be given by their names in recipes.
 
     A client makes `epochs` passes over its examples in mini-batches of `batch` (None: one batch of
     all examples, B = infinity), or takes exactly `steps` mini-batches; `steps=1` is one gradient of
@@ -51,7 +42,8 @@ class Task:
 
     `prox` is FedProx's mu: it adds mu/2 ||w - w_server||^2 to the local loss. `weight_decay` adds
     weight_decay * w to the gradient. `clip` bounds the gradient's norm before weight decay is
-    added. `loss` and `score` return one number per example.
+    added. `loss` and `score` are names of rota.scores, or functions that return one number per
+    example; `better` says whether a "higher" or a "lower" score is better.
     """
 
     model: Callable[..., nn.Module] | nn.Module
@@ -71,9 +63,19 @@ class Task:
     lr_cosine: int | None = None
     lr_local_decay: float = 1.0
     prox: float = 0.0
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
-    score: Callable[[Tensor, Tensor], Tensor] = top1
+    loss: Measure = cross_entropy
+    score: Measure = top1
     name: str = ""
+    better: Literal["higher", "lower"] | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("model", "data", "loss", "score"):
+            if isinstance(given := getattr(self, key), str | dict):
+                from rota.recipe.named import part  # which reads all that can be named
+
+                object.__setattr__(self, key, part(key, given))
+        if self.better is None:
+            object.__setattr__(self, "better", "lower" if self.score in ERRORS else "higher")
 
     @property
     def roster(self) -> Roster:

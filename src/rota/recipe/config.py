@@ -34,6 +34,7 @@ from rota.plan import Task
 from rota.policies import KINDS
 from rota.recipe import registry, trust
 from rota.running.check import check_numbers
+from rota.scores import ERRORS, LOSSES, SCORES, Measure
 
 Config = dict[str, Any]
 
@@ -47,13 +48,15 @@ TOP: registry.Options = {
 }
 """The keys of a recipe that are no tables."""
 PARTS = registry.FIELDS
+MEASURES = {"loss": LOSSES, "score": SCORES}
+"""The keys of a task that name functions of outputs and targets, with rota's own."""
 
 
 def _task_options() -> registry.Options:
     hints = typing.get_type_hints(Task)
     found: registry.Options = {}
     for each in fields(Task):
-        if each.name not in ("model", "data", "loss", "score"):
+        if each.name not in ("model", "data", *MEASURES):
             found[each.name] = hints[each.name], each.default
     # TOML has no functions
     found["optimizer"] = typing.Literal["sgd", "adam", "adamw"], "sgd"
@@ -69,7 +72,7 @@ LONGEST = 255
 """The most bytes of a file's name on common file systems."""
 TASK = _task_options()
 """The keys of a task that name nothing: the fields of rota.Task that a TOML file can hold."""
-TASK_KEYS = {*TASK, *PARTS}
+TASK_KEYS = {*TASK, *PARTS, *MEASURES}
 
 
 def top_keys() -> set[str]:
@@ -318,6 +321,11 @@ def _resolve_task(where: str, raw: Any) -> Config:
         elif key != "partition":
             known = ", ".join(registry.members(kind))
             raise BadInput(f"'{where}.{key}' is missing: name one of {known}")
+    for key, measures in MEASURES.items():
+        task[key] = raw.get(key, next(iter(measures)))
+        measure = _measure(f"{where}.{key}", key, task[key])
+        if key == "score" and task["better"] is None:
+            task["better"] = "lower" if measure in ERRORS else "higher"
     name = task["data"]["name"]
     if "partition" in task and not registry.has("data", name, "partition"):
         raise BadInput(
@@ -325,6 +333,20 @@ def _resolve_task(where: str, raw: Any) -> Config:
             f" leave it out (--set {where}.partition=)"
         )
     return task
+
+
+def _measure(where: str, key: str, given: Any) -> Measure:
+    """The loss or score of this name, rota's own or "module:attribute"."""
+    known = MEASURES[key]
+    if not isinstance(given, str):
+        words = f"one of {', '.join(known)}, or module:attribute"
+        raise BadInput(f"'{where}' is {shown(given)}, but it takes a name: {words}")
+    if ":" in given:
+        return registry.own(given)
+    if given not in known:
+        hint = f"{did_you_mean(given, known)}, or your own as module:attribute"
+        raise BadInput(f"'{where}': unknown {key} '{given}': {hint}")
+    return known[given]
 
 
 def _values(prefix: str, raw: Config, keys: registry.Options) -> Config:
@@ -377,6 +399,8 @@ def build(config: Config, tasks: list[Task] | None = None) -> Experiment:
     for key, kind in KINDS.items():
         table = {"name": kind.default, **config[key]}
         policies[key] = _make(registry.listed(key), table, clients)
+    names = given.get("metrics", ())
+    given["metrics"] = [registry.own(each) if ":" in each else each for each in names]
     return Experiment(tasks, policies=policies, **given)
 
 
@@ -409,6 +433,9 @@ def task_of(table: Config, data: Federation) -> Task:
     work = {key: table[key] for key in TASK if key in table}
     if work["batch"] == "all":
         work["batch"] = None
+    for key in MEASURES:
+        if key in table:
+            work[key] = _measure(f"task.{key}", key, table[key])
     model = table["model"]
     return Task(
         model=functools.partial(

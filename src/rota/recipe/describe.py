@@ -10,6 +10,10 @@ import numpy as np
 from rota.experiment import Experiment
 from rota.hints import called
 from rota.policies import KINDS
+from rota.scores import LOSSES, SCORES
+from rota.scores import name as name_of
+
+MEASURES = {"loss": LOSSES, "score": SCORES}
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
@@ -17,7 +21,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     out: dict[str, Any] = {"python": True}
     out |= _known({k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target")})
     if experiment.metrics:
-        out["metrics"] = list(experiment.metrics)
+        out["metrics"] = [m if isinstance(m, str) else _name(m) for m in experiment.metrics]
     for key, kind in KINDS.items():
         policy = experiment.policies[key]
         own = is_dataclass(policy) and not isinstance(policy, type)
@@ -26,7 +30,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     out["task"] = []
     for task, name in zip(experiment.tasks, experiment.names, strict=True):
         work = _known({each.name: getattr(task, each.name) for each in fields(task)})
-        functions = {key: _name(getattr(task, key)) for key in ("model", "loss", "score")}
+        functions = {"model": _name(task.model)}
+        functions |= {key: name_of(getattr(task, key), known) for key, known in MEASURES.items()}
         data = {"data": task.roster.name, "clients": task.roster.clients}
         out["task"].append({**work, "name": name, **functions, **data})
     return out

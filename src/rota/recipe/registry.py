@@ -16,6 +16,7 @@ from rota.errors import BadInput, did_you_mean
 from rota.hints import convert, describe, shown
 from rota.models import MODELS
 from rota.policies import KINDS
+from rota.scores import LOSSES, SCORES
 
 Options = dict[str, tuple[Any, Any]]
 """Name -> (type hint, default); the default `REQUIRED` means that there is none."""
@@ -41,6 +42,8 @@ PARTS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "partitions": PARTITIONS,
 }
 """The kinds of a task's parts."""
+MEASURES: dict[str, Mapping[str, Callable[..., Any]]] = {"losses": LOSSES, "scores": SCORES}
+"""What a task is trained and tested by; these have no options."""
 FIELDS = {"data": "data", "partition": "partitions", "model": "models"}
 """Key of a task -> the kind of what it names."""
 ALTERNATIVES: dict[str, dict[str, Alternative]] = {
@@ -55,7 +58,11 @@ ALTERNATIVES: dict[str, dict[str, Alternative]] = {
     }
 }
 """Kind -> name -> what it stands for. It is an option of all members that have the other one."""
-FILLED = {"models": {"shape", "classes"}, "data": {"partition", "seed"}}
+FILLED = {
+    "models": {"shape", "classes"},
+    "data": {"partition", "seed"},
+    **{key: {"outputs", "targets"} for key in MEASURES},
+}
 """Parameters that are no options: rota takes them from the data or another part of a recipe."""
 SPLIT: Options = {"seed": (int | None, None), "split": (int | None, None)}
 """Options of all data with a parameter `seed`: a seed instead of the run's, and which of several
@@ -64,7 +71,7 @@ splits by that seed."""
 
 def kinds() -> dict[str, Mapping[str, Callable[..., Any]]]:
     """All kinds and their members: policies first, then the parts of tasks."""
-    return {**{listed(key): kind.members for key, kind in KINDS.items()}, **PARTS}
+    return {**{listed(key): kind.members for key, kind in KINDS.items()}, **PARTS, **MEASURES}
 
 
 def listed(key: str) -> str:

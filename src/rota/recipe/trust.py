@@ -51,9 +51,13 @@ def own(config: Any) -> Iterator[str]:
             waiting += value
         elif isinstance(value, dict):
             waiting += value.values()
-            for key in registry.naming():
+            for key in (*registry.naming(), "loss", "score"):
                 given = value.get(key)
                 name = given.get("name") if isinstance(given, dict) else given
+                if isinstance(name, str) and ":" in name:
+                    yield name
+            metrics = value.get("metrics")
+            for name in metrics if isinstance(metrics, list) else ():
                 if isinstance(name, str) and ":" in name:
                     yield name
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rota.report.groups import Group
-from rota.report.history import averaged, shares
+from rota.report.history import averaged, measured, shares
 
 Trace = dict[str, Any]
 
@@ -36,6 +36,11 @@ class Series:
     def share(self) -> bool:
         """Whether its accuracies are from 0 to 1."""
         return shares(self.group.runs, self.model)
+
+    @property
+    def measured(self) -> tuple[str, str]:
+        """What its score is called, and whether "higher" or "lower" is better."""
+        return measured(self.group.runs, self.model)
 
 
 @dataclass

@@ -26,8 +26,6 @@ EVERY = " all"
 """Marks the x table's entries for all rounds; the other entries are for the tested rounds."""
 SHARE = {"tickformat": "~%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 """An axis of shares: with few points plotly would extend it far beyond 0 and 1."""
-MEASURES = {"accuracy": "score", "loss": "loss"}
-"""What the values are called where they are not shares."""
 KNOWN = {
     "round",
     "accuracy",
@@ -82,16 +80,18 @@ def x_table(groups: list[Group]) -> tuple[dict[str, dict[str, str]], Table]:
 
 
 def score(name: str, title: str, series: list[Series]) -> Chart:
-    """The test accuracy or loss. An accuracy that is not a share is called a score."""
+    """The test score or loss."""
     share = name == "accuracy" and all(one.share for one in series)
-    word = "accuracy" if share else MEASURES[name]
+    word, better = measured(series) if name == "accuracy" else ("loss", "lower")
     heading = f"{title}: test {word}" if title else f"Test {word}"
     chart = Chart(f"{name} {title}".strip(), heading, progress=True)
     chart.empty = "No round has been tested yet."
     for one in series:
         chart.traces += _curve(one, one.along, _score(name, one.model), "line", share)
     chart.layout["yaxis"] = score_axis(share)
-    chart.note = f"Mean {word} on the test examples."
+    chart.note = "Mean loss on the test examples."
+    if name == "accuracy" and not share:
+        chart.note = f"{named(series)} on the test examples. {better.capitalize()} is better."
     if share:
         chart.note = "Share of the test examples that are classified correctly."
     targets = {run.target for one in series for run in one.group.runs}
@@ -99,6 +99,18 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
         chart.note += f" The dotted line is the target, {numbers.score(share)(target)}."
         chart.layout["shapes"] = [_level(target)]
     return chart
+
+
+def measured(series: list[Series]) -> tuple[str, str]:
+    """What the score of these is called, and whether "higher" or "lower" is better."""
+    found = {one.measured for one in series}
+    return found.pop() if len(found) == 1 else ("score", "higher")
+
+
+def named(series: list[Series]) -> str:
+    """The same at the beginning of a sentence."""
+    word = measured(series)[0]
+    return word[0].upper() + word[1:]
 
 
 def _level(y: float) -> dict[str, Any]:
@@ -124,20 +136,20 @@ def across(series: list[Series]) -> list[Chart]:
     """How evenly the models are served: their spread, and for several groups the worst of them."""
     share = all(one.share for one in series)
     low = Chart("worst", "The worst model", progress=True, layout={"yaxis": score_axis(share)})
-    low.note = "The lowest accuracy of the models in each round."
+    low.note = f"The worst {measured(series)[0]} of the models in each round."
     for one in series if len(series) > 1 else []:
         low.traces += _curve(one, one.along, _score("worst_accuracy", None), "line", share)
     apart = Chart("model spread", "Spread of the models", progress=True)
-    apart.note = "Standard deviation of the models’ accuracies."
+    apart.note = f"Standard deviation of the models’ {measured(series)[0]}."
     apart.layout = {"yaxis": {"tickformat": "~%" if share else "~g", "rangemode": "tozero"}}
     for one in series:
         apart.traces += _curve(one, one.along, _score("accuracy_spread", None), "line", share)
     return [chart for chart in (low, apart) if chart.traces]
 
 
-def over_rounds(series: Series, name: str) -> list[Trace]:
+def over_rounds(series: Series, name: str, share: bool) -> list[Trace]:
     """A value of each tested round."""
-    return _curve(series, series.along, _score(name, None), "line", True)
+    return _curve(series, series.along, _score(name, None), "line", share)
 
 
 def training(chart: Chart, series: Series) -> None:
@@ -158,8 +170,8 @@ def training(chart: Chart, series: Series) -> None:
 def spread(title: str, series: list[Series]) -> Chart:
     """How the accuracy differs between clients, where each was tested on its own data."""
     share = all(one.share for one in series)
-    word = "accuracy" if share else MEASURES["accuracy"]
-    heading = f"{title}: {word} across clients" if title else f"{word.capitalize()} across clients"
+    word = measured(series)[0]
+    heading = f"{title}: {word} across clients" if title else f"{named(series)} across clients"
     chart = Chart(f"spread {title}".strip(), heading, progress=True)
     chart.note = (
         "The median client, and the band from the 10th to the 90th percentile."

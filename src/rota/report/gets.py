@@ -7,7 +7,7 @@ from typing import Any
 from rota.report import curves, numbers, tables
 from rota.report.charts import Chart, Series, Trace, axis, rounded, safe
 from rota.report.groups import Group
-from rota.report.history import History
+from rota.report.history import History, measured, shares
 
 SETTINGS = 4
 """Groups are drawn for at most this many settings."""
@@ -28,11 +28,11 @@ def table(groups: list[Group]) -> str:
     known = [key for key in COLUMNS if any(run.last(key) is not None for run in runs)]
     if not known:
         return ""
-    rows = []
+    rows, form = [], numbers.score(shares(runs))
     for group in groups:
         cells = [[run.last(key) for run in group.runs] for key in known]
         means = [
-            numbers.mean([value for value in cell if value is not None], numbers.percent)
+            numbers.mean([value for value in cell if value is not None], form)
             if any(value is not None for value in cell)
             else numbers.NONE
             for cell in cells
@@ -43,13 +43,14 @@ def table(groups: list[Group]) -> str:
 
 def charts(groups: list[Group], series: list[Series]) -> list[Chart]:
     """Clients' accuracies by round, and for single settings each client's, and the groups."""
-    out = []
+    out, share = [], all(one.share for one in series)
+    word = curves.named(series)
     for key, words in (("own_mean", "mean client"), ("own_p10", "10th percentile of clients")):
-        chart = Chart(key, f"Accuracy of the {words}", progress=True)
+        chart = Chart(key, f"{word} of the {words}", progress=True)
         chart.note = "The model that each client uses, on the client’s own test set."
-        chart.layout = {"yaxis": curves.score_axis(True)}
+        chart.layout = {"yaxis": curves.score_axis(share)}
         for one in series:
-            chart.traces += curves.over_rounds(one, key)
+            chart.traces += curves.over_rounds(one, key, share)
         out.append(chart)
     for number, group in enumerate(groups[:SETTINGS]):
         of = f"{group.label}: " if len(groups) > 1 else ""
@@ -59,9 +60,11 @@ def charts(groups: list[Group], series: list[Series]) -> list[Chart]:
 
 def _each(number: int, of: str, group: Group) -> Chart:
     """Each client's accuracy in the last test, one colour per group."""
-    words = "ach client’s accuracy, by group"
+    words = f"ach client’s {measured(group.runs)[0]}, by group"
     chart = Chart(f"gets {number}", f"{of}e{words}" if of else f"E{words}")
     chart.note = "On the client’s own test set, in the last test."
+    share = shares(group.runs)
+    value = "%{y:.1%}" if share else "%{y:.4~g}"
     entry = group.runs[0].tested[-1].get("groups_of_clients", {}) if group.runs[0].tested else {}
     if sum(len(each.get("own", {})) for each in entry.values()) > BARS:
         return chart
@@ -76,7 +79,7 @@ def _each(number: int, of: str, group: Group) -> Chart:
                 "name": safe(model),
                 "x": [f"{client}" for client in own],
                 "y": rounded([float("nan") if v is None else v for v in own.values()]),
-                "hovertemplate": f"client %{{x}} in {safe(model)}: %{{y:.1%}}<extra></extra>",
+                "hovertemplate": f"client %{{x}} in {safe(model)}: {value}<extra></extra>",
                 "meta": {"role": "class", "index": index},
             }
         )
@@ -93,13 +96,13 @@ def _each(number: int, of: str, group: Group) -> Chart:
                 "name": "first test",
                 "x": names,
                 "y": rounded([before.get(client, float("nan")) for client in names]),
-                "hovertemplate": "client %{x} in the first test: %{y:.1%}<extra></extra>",
+                "hovertemplate": f"client %{{x}} in the first test: {value}<extra></extra>",
                 "meta": {"role": "before"},
             }
         )
     chart.layout = {
         "xaxis": axis("clients", type="category"),
-        "yaxis": curves.score_axis(True),
+        "yaxis": curves.score_axis(share),
         "bargap": 0.1,
         "showlegend": len(entry) > 1,
     }

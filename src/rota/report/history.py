@@ -18,6 +18,7 @@ from rota.data.describe import LISTED_CLIENTS
 from rota.data.memory import check_room
 from rota.errors import BadInput, what_and_where
 from rota.running.record import Record, at, tested
+from rota.scores import title
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class History:
     """For each model and layer, how often parts left out each unit, or group of neighbours."""
     data: dict[str, Any] = field(default_factory=dict)
     """data.json: for each model, which client holds how much of what."""
+    scores: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """For each model, its score's name and which is "better", higher or lower."""
     finished: bool = True
     wall_seconds: float | None = None
 
@@ -60,11 +63,10 @@ class History:
 
     @cached_property
     def shares(self) -> set[str]:
-        """The models whose accuracies are from 0 to 1. A user's own score may be any number."""
+        """The models whose score is the accuracy, from 0 to 1. Others may be any number."""
         found = set()
         for name in self.models:
-            values = [line["models"].get(name, {}).get("accuracy") for line in self.tested]
-            if all(0 <= value <= 1 for value in values if value is not None):
+            if self.score(name)[0] == "accuracy" and self._from_0_to_1(name):
                 found.add(name)
         return found
 
@@ -94,7 +96,18 @@ class History:
     @property
     def best(self) -> float | None:
         known = [line["accuracy"] for line in self.tested if line["accuracy"] is not None]
-        return max(known, default=None)
+        return (min if self.score()[1] == "lower" else max)(known, default=None)
+
+    def score(self, model: str | None = None) -> tuple[str, str]:
+        """What a model's score is called, and which is better; of the mean that of all models."""
+        model = model or next(iter(self.models), "")
+        if model in self.scores:
+            return self.scores[model]
+        return "accuracy" if self._from_0_to_1(model) else "score", "higher"
+
+    def _from_0_to_1(self, model: str) -> bool:
+        values = [line["models"].get(model, {}).get("accuracy") for line in self.tested]
+        return all(0 <= value <= 1 for value in values if value is not None)
 
     @property
     def target(self) -> float | None:
@@ -111,7 +124,8 @@ class History:
         if self.target is None or not set(models) <= set(self.models):
             return None
         for line in self.tested:
-            if all(at(line["models"].get(model, {}), self.target) for model in models):
+            each = [(line["models"].get(model, {}), self.score(model)[1]) for model in models]
+            if all(at(model, self.target, better) for model, better in each):
                 return int(line["round"])
         return None
 
@@ -132,6 +146,15 @@ class History:
     def server_bytes(self) -> float | None:
         """The most that the server held between two rounds."""
         return max((line["server_bytes"] for line in self.rounds), default=None)
+
+
+def measured(runs: list[History], model: str | None = None) -> tuple[str, str]:
+    """What these runs' score is called, and which is better: "score" if they have several."""
+    some = [run for run in runs if model is None or model in run.models]
+    found = {run.score(model) for run in some}
+    if model is None and not averaged(runs):
+        found |= {run.score(name) for run in runs for name in run.models}
+    return found.pop() if len(found) == 1 else ("score", "higher")
 
 
 def averaged(runs: list[History]) -> bool:
@@ -198,6 +221,8 @@ def _read(folder: Path) -> History:
                 failures[f"{model}{failure['reason']}"] += 1
             before = lines[-1]["seconds"] if lines else 0.0
             lines.append(record | {"round_seconds": record["seconds"] - before})
+        each = zip(data, config.get("task", []), strict=False)
+        scores = {name: _score(task) for name, task in each if "score" in task}
         models = _names(lines) if lines and data else list(data)
         data = {name: data[_task(name, data)] for name in models}
     except (OSError, ValueError, KeyError) as error:
@@ -215,6 +240,7 @@ def _read(folder: Path) -> History:
         widths=widths,
         dropped=dropped,
         data=data,
+        scores={m: scores[t] for m in models if (t := _task(m, data)) in scores},
         finished=bool(summary),
         wall_seconds=summary.get("wall_seconds"),
     )
@@ -244,6 +270,10 @@ def _add(totals: dict[str, dict[str, NDArray[np.float64]]], dropped: Record) -> 
 def _task(model: str, data: dict[str, Any]) -> str:
     """The name of a model's task: the models of one task are numbered."""
     return model if model in data else model.rpartition(".")[0]
+
+
+def _score(task: dict[str, Any]) -> tuple[str, str]:
+    return title(str(task["score"])), str(task.get("better", "higher"))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -26,7 +26,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 CROWD = 5
 """This many bands, or filled histograms, can overlap and still be read. If there are more, only the
 one under the pointer is drawn."""
-CLIENTS = "Accuracies of the clients’ own models on their own test sets, in the last test."
+CLIENTS = "Scores of the clients’ own models on their own test sets, in the last test."
 AXES = {"round": "Rounds", "seconds": "Virtual time", "bytes": "Data sent"}
 
 
@@ -243,7 +243,7 @@ def _models(groups: list[Group], models: list[str]) -> str:
     note = "Each model’s final score; the scores are of different kinds."
     if averaged(_all(groups)):
         note = (
-            "Final accuracies. The worst model is each run’s own;"
+            "Final scores. The worst model is each run’s own;"
             " the spread is the standard deviation between the models."
         )
     aims = tables.to_target(groups, models)

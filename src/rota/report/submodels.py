@@ -109,7 +109,7 @@ def _before_and_after(run: History) -> str:
 def _against_time(groups: list[Group], series: list[Series]) -> Chart:
     """Accuracy against virtual time, whatever axis the reader has chosen for the other charts."""
     share = all(one.share for one in series)
-    word = "accuracy" if share else "score"
+    word = curves.measured(series)[0]
     chart = Chart("accuracy against time", f"Test {word} against virtual time")
     curve = [curves.against_time(one) for one in series]
     most = max((float(np.max(x, initial=0.0)) for x, _ in curve), default=0.0)

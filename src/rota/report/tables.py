@@ -11,7 +11,7 @@ from typing import Any
 from rota.report import numbers
 from rota.report.charts import models_of
 from rota.report.groups import Group, differing
-from rota.report.history import History, averaged, shares
+from rota.report.history import History, averaged, measured, shares
 from rota.running.record import ASKED
 
 Tile = tuple[str, str, str]
@@ -64,8 +64,8 @@ def clients(runs: list[History]) -> list[Column]:
     if all(run.last("own_mean") is None for run in runs):
         return []
     return [
-        ("Mean client", lambda run: run.last("own_mean"), numbers.percent),
-        ("Worst client", lambda run: run.last("own_worst"), numbers.percent),
+        ("Mean client", lambda run: run.last("own_mean"), _form(runs)),
+        ("Worst client", lambda run: run.last("own_worst"), _form(runs)),
     ]
 
 
@@ -94,19 +94,21 @@ def _best(groups: list[Group]) -> list[Tile]:
     runs = _all(groups)
     reached: list[tuple[str, Column, bool]] = []
     if averaged(runs):
-        final, peak = accuracies(runs)
+        (final, peak), word, high = accuracies(runs), _word(runs), _high(runs)
         reached += [
-            (f"Highest final {_word(runs)}", final, True),
-            (f"Highest peak {_word(runs)}", peak, True),
+            (f"{_most(high)} final {word}", final, high),
+            (f"{_most(high)} {'peak ' * high}{word}", peak, high),
         ]
     else:
-        for column in _each(runs, models_of(groups)):
-            reached.append((f"Highest {column[0].removeprefix('Final ')}", column, True))
+        for name, column in zip(models_of(groups), _each(runs, models_of(groups)), strict=True):
+            high = _high(runs, name)
+            reached.append((f"{_most(high)} {column[0].removeprefix('Final ')}", column, high))
     if fairness(runs):
         worst, spread = fairness(runs)
-        reached += [("Best worst model", worst, True), ("Least spread of models", spread, False)]
+        high = _high(runs)
+        reached += [("Best worst model", worst, high), ("Least spread of models", spread, False)]
     for column in clients(runs):
-        reached.append((f"Best {column[0].lower()}", column, True))
+        reached.append((f"Best {column[0].lower()}", column, _high(runs)))
     to_target: Column = ("", lambda run: run.rounds_to_target, numbers.count)
     reached.append(("Fewest rounds to target", to_target, False))
     paid: list[tuple[str, Column, bool]] = [
@@ -284,7 +286,16 @@ def _form(runs: list[History], model: str | None = None) -> numbers.Format:
 
 def _word(runs: list[History], model: str | None = None) -> str:
     """What a test measures."""
-    return "accuracy" if shares(runs, model) else "score"
+    return measured(runs, model)[0]
+
+
+def _high(runs: list[History], model: str | None = None) -> bool:
+    """Whether a higher score is better."""
+    return measured(runs, model)[1] != "lower"
+
+
+def _most(high: bool) -> str:
+    return "Highest" if high else "Lowest"
 
 
 def _each(runs: list[History], models: list[str]) -> list[Column]:

@@ -21,10 +21,11 @@ from rota.experiment import Experiment
 from rota.files import filename
 from rota.hints import called, check_fields, shown
 from rota.metrics import check as check_metrics
-from rota.plan import Task, top1
+from rota.plan import Task
 from rota.policies import KINDS, Watching
 from rota.running.record import same_score
 from rota.sampling import asks
+from rota.scores import top1
 from rota.world.availability import Availability
 
 LARGE = 1e30
@@ -231,7 +232,8 @@ def check_together(experiment: Experiment) -> None:
             f"the estimator {mine} is made for plain SGD: set optimizer to 'sgd', momentum to 0 "
             "and lr_local_decay to 1, or use another estimator"
         )
-    if experiment.metrics and isinstance(estimator, Correcting | Recalling):
+    measured = any(isinstance(each, str) for each in experiment.metrics)
+    if measured and isinstance(estimator, Correcting | Recalling):
         raise BadInput(
             f"metrics measure the updates themselves, but the estimator {mine} weighs something "
             "else: leave metrics out"

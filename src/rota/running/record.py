@@ -20,9 +20,10 @@ ASKED = ", asked before the draw"
 """Suffix of the failure reason of a client that failed during the probe, before the draw."""
 
 
-def same_score(tasks: Sequence[Task]) -> bool:
-    """Whether all tasks have the same score, so that a mean over them has a meaning."""
-    return all(task.score == tasks[0].score for task in tasks)
+def same_score(tasks: Sequence[Task]) -> str:
+    """What is "better" in all tasks; empty if their scores differ, and means have no meaning."""
+    first = tasks[0].score, tasks[0].better
+    return str(first[1]) if all((task.score, task.better) == first for task in tasks) else ""
 
 
 def record(
@@ -33,12 +34,12 @@ def record(
     scores: list[Score] | None,
     totals: Record,
     asked: Asked | None = None,
-    alike: bool = True,
+    alike: str = "higher",
 ) -> Record:
     """The round as plain values: the same seed on the same machine gives the same record.
 
-    With several models, `worst_accuracy` is the lowest of their accuracies, and `accuracy_spread`
-    their standard deviation. There are no means over models whose scores are not `alike`.
+    With several models, `worst_accuracy` is the worst of their scores, and `accuracy_spread` their
+    standard deviation. `alike` says what is better; if it is empty, there are no means over models.
     """
     models = {}
     for s, name in enumerate(names):
@@ -53,7 +54,7 @@ def record(
     losses = np.array([score.loss for score in together])
     fair: Record = {}
     if len(names) > 1:
-        fair["worst_accuracy"] = _or_none(np.min, accuracies)
+        fair["worst_accuracy"] = _or_none(np.max if alike == "lower" else np.min, accuracies)
         fair["accuracy_spread"] = _or_none(np.std, accuracies)
     return {
         "round": now,
@@ -128,14 +129,17 @@ def tested(entry: Record) -> bool:
     return any("accuracy" in model for model in entry["models"].values())
 
 
-def reached(entry: Record, target: float | None) -> bool:
+def reached(entry: Record, target: float | None, better: str | None = "higher") -> bool:
     """Whether all models of the round reached the target."""
-    return all(at(model, target) for model in entry["models"].values())
+    return all(at(model, target, better) for model in entry["models"].values())
 
 
-def at(model: Record, target: float | None) -> bool:
+def at(model: Record, target: float | None, better: str | None = "higher") -> bool:
     """Whether a model was tested and reached the target; null is a score that was not finite."""
-    return target is not None and model.get("accuracy") is not None and model["accuracy"] >= target
+    score = model.get("accuracy")
+    if target is None or score is None:
+        return False
+    return bool(score <= target if better == "lower" else score >= target)
 
 
 def columns(records: list[Record]) -> dict[str, list[Any]]:

@@ -17,6 +17,8 @@ from rota.errors import BadInput
 from rota.experiment import Experiment, State
 from rota.hints import shown
 from rota.metrics import Meter
+from rota.metrics.own import Measure
+from rota.notebook import show
 from rota.plan import Task
 from rota.recipe.describe import describe
 from rota.running.check import check, warn
@@ -52,6 +54,7 @@ class Run:
     records: list[Record]
     summary: dict[str, Any]
     folder: Path | None = None
+    report, _repr_html_ = show.report, show.run
 
     @property
     def rounds(self) -> dict[str, list[Any]]:
@@ -71,13 +74,13 @@ class Run:
 
 def run(
     tasks: list[Task],
-    sampler: Sampler | None = None,
+    sampler: Sampler | str | dict[str, Any] | None = None,
     *,
     rounds: int = 100,
     seed: int = 0,
     evaluate: int = 1,
     target: float | None = None,
-    metrics: Sequence[str] = (),
+    metrics: Sequence[str | Measure] = (),
     engine: str = "auto",
     device: str = "auto",
     precision: str = "fp32",
@@ -91,8 +94,10 @@ def run(
     Further policies are given by their kinds: `estimator`, `server`, `devices`, `availability`,
     `admission`. With `out` the run is kept in that folder, and can be resumed exactly after a
     crash. `watch` is a function that is called with each round's record, a watcher (running.watch),
-    or a list of these. `metrics` are measures of the sampler that are written with every round
-    (rota.metrics): "regret", "variance" ...
+    or a list of these. `metrics` are written with the rounds: measures of the sampler by name,
+    such as "variance", and functions of the round, the models and the data that return a dict of
+    numbers (rota.metrics). Policies may be given by their names, as in a recipe: `sampler="kvib"`,
+    or `{"name": "kvib", "budget": 5}` with options.
     """
     if not isinstance(out, str | Path | None):
         raise BadInput(f"out is {shown(out)}, but it takes a folder's path or None")
@@ -187,22 +192,23 @@ def _play(
 ) -> Run:
     """Play the rounds that are left, and write down the results."""
     spent, records, meter = 0.0, list[Record](), None
+    better = experiment.tasks[0].better  # a target needs one score for all tasks
     if folder:
         folder.write_data(experiment)
         state, spent = folder.read_state(state)
         records = folder.records()
         refuse_stuck(experiment, records)
         refuse_fewer(experiment, records)
-    if experiment.metrics:
+    if names := [each for each in experiment.metrics if isinstance(each, str)]:
         before = records[-1] if records else {}
-        meter = Meter(experiment.metrics, experiment.sampler, machine, before)
+        meter = Meter(names, experiment.sampler, machine, before)
     began = saved = time.monotonic()
 
     def wall(now: float) -> float:
         return spent + now - began - (meter.seconds if meter else 0.0)
 
     pause = CHECKPOINT_SECONDS
-    done = bool(records) and reached(records[-1], experiment.target)
+    done = bool(records) and reached(records[-1], experiment.target, better)
     if folder:
         folder.begin(ended=done or state.round == experiment.rounds)
     try:
@@ -214,7 +220,7 @@ def _play(
             records.append(entry)
             tell([each.round for each in told], entry)
             refuse_stuck(experiment, records)
-            done = reached(entry, experiment.target)
+            done = reached(entry, experiment.target, better)
             if folder and time.monotonic() - saved > pause:
                 start = time.monotonic()
                 folder.save(state, wall(start))

@@ -12,6 +12,8 @@ from rota.errors import BadInput
 from rota.experiment import Experiment
 from rota.metrics import SUMMED
 from rota.running.record import ASKED, Record, at, finite, tested
+from rota.scores import SCORES
+from rota.scores import name as named
 
 Summary = dict[str, Any]
 """A run's summary.json; in a comparison it also has the name of its `run`."""
@@ -77,14 +79,17 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
     models: dict[str, Any] = {}
     for name, scores in last["models"].items():
         mine = [(line["round"], line["models"][name]) for line in tests if name in line["models"]]
+        names = experiment.names  # of a task's models: task.0, task.1 ...
+        task = experiment.tasks[names.index(name if name in names else name.rpartition(".")[0])]
         known = [value for _, each in mine if (value := finite(each["accuracy"])) is not None]
         models[name] = {
             "loss": scores["loss"],
+            "score": named(task.score, SCORES),
             "accuracy": scores["accuracy"],
-            "best_accuracy": max(known, default=None),
+            "best_accuracy": (min if task.better == "lower" else max)(known, default=None),
         }
         if experiment.target is not None:
-            hits = [number for number, each in mine if at(each, experiment.target)]
+            hits = [number for number, each in mine if at(each, experiment.target, task.better)]
             models[name]["rounds_to_target"] = hits[0] if hits else None
         failures = [each for line in records for each in line["failures"]]
         models[name]["failures"] = sum(each["model"] == name for each in failures)

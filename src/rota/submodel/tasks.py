@@ -9,7 +9,7 @@ import torch
 from rota.data.roster import Roster
 from rota.errors import BadInput
 from rota.plan import State, Task
-from rota.plan.task import cross_entropy
+from rota.scores import cross_entropy
 from rota.submodel.choice import Choice
 from rota.submodel.units import Units, find_units
 

@@ -1,0 +1,1 @@
+"""What notebooks show of runs, federations and comparisons, and comparisons in Python."""
