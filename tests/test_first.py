@@ -195,6 +195,71 @@ def test_leaf_files_that_are_not(tmp_path: Path, data: Any, says: str) -> None:
         rota.data.leaf(tmp_path)
 
 
+def test_leaf_files_with_a_text_among_others(tmp_path: Path) -> None:
+    own = {"a": {"x": [[1, "noon", f"a{'b' * n}"] for n in range(5)], "y": [0, 1, 0, 1, 1]}}
+    (tmp_path / "one.json").write_text(json.dumps(users(**own)))
+    assert rota.data.leaf(tmp_path, text=2).shape == (5,)
+    for place in (None, 3):
+        with pytest.raises(rota.BadInput, match=r"\btext\b"):
+            rota.data.leaf(tmp_path, text=place)
+
+
+def test_targets_of_every_pixel() -> None:
+    """Cross-entropy and accuracy are means over an example's targets."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(40, 3, 5, 6))
+    y = (x.sum(axis=1) > 0).astype(int)
+    fed = rota.from_arrays(x, y, partition=rota.partition.iid(clients=4))
+    for engine in ("sequential", "batched"):
+        task = rota.Task(lambda: nn.Conv2d(3, 2, 1), fed, lr=0.5)
+        run = rota.run([task], "full", rounds=10, engine=engine)
+        right = run.models["own"](fed.test.x).argmax(dim=1) == fed.test.y
+        assert run.summary["accuracy"] == pytest.approx(right.double().mean().item())
+        assert run.summary["accuracy"] > 0.9
+
+
+def test_a_model_that_gives_more_than_a_tensor_is_told_to_be_wrapped() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layer(x), x
+
+    fed = rota.from_arrays(*pair(), partition=rota.partition.iid(clients=2))
+    with pytest.raises(rota.BadInput, match=r"the model gives a tuple: .*wrap it"):
+        rota.run([rota.Task(Two, fed)], rounds=1)
+
+
+def test_without_a_budget_few_clients_all_train() -> None:
+    fed = rota.from_arrays(*pair(), partition=rota.partition.iid(clients=4))
+    for sampler in (None, "uniform", {"name": "uniform"}):
+        run = rota.run([rota.Task("logistic", fed)], sampler, rounds=1)  # type: ignore[arg-type]
+        assert sorted(run.records[0]["cohort"]["own"]) == [0, 1, 2, 3]
+    with pytest.raises(rota.BadInput, match=r"budget is 10"):
+        rota.run([rota.Task("logistic", fed)], {"name": "uniform", "budget": 10}, rounds=1)  # type: ignore[arg-type]
+
+
+class Frame:
+    """What rota asks of a pandas object."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def to_numpy(self) -> Any:
+        return self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def test_objects_that_become_arrays_are_taken() -> None:
+    x, y = pair()
+    fed = rota.from_arrays(Frame(x), Frame(y), partition=rota.partition.iid(clients=2))
+    assert len(fed.train.y) == 48
+
+
 # ---- names, comparisons, notebooks
 
 

@@ -180,14 +180,15 @@ def check_fit(task: Task, name: str, place: str = "") -> None:
     _refuse_changed(x, f"task '{name}': the model changes its inputs")
     if not isinstance(outputs, Tensor):
         raise BadInput(
-            f"task '{name}': the model gives a {type(outputs).__name__}: it must give one tensor"
+            f"task '{name}': the model gives a {type(outputs).__name__}: it must give one tensor, "
+            "so wrap it in a module whose forward returns that one"
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise BadInput(f"task '{name}': the model has no parameters to train")
-    if data.classes and outputs.shape[-1] < data.classes:
+    wide = max(outputs.shape[1:], default=1)
+    if data.classes and wide < data.classes and task.loss is cross_entropy:
         raise BadInput(
-            f"task '{name}': the model has {outputs.shape[-1]} outputs but the data have "
-            f"{data.classes} classes"
+            f"task '{name}': the model has {wide} outputs but the data have {data.classes} classes"
         )
     if not found.traced or (not x.is_floating_point() and not found.lookups):
         with at(place):

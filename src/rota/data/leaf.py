@@ -26,6 +26,7 @@ ADVICE = "write it as LEAF does"
 def leaf(
     path: str | Path,
     shape: Sequence[int] = (),
+    text: int | None = None,
     partition: Partition | None = None,
     matched_test: bool = False,
     seed: int = 0,
@@ -35,7 +36,8 @@ def leaf(
     The files lie in `train` and `test`, or in `data/train` and `data/test`, or all in the folder;
     then a random fifth of each user's examples is for testing. An example is a list of numbers,
     which gets the `shape`, such as (1, 28, 28), or a text, which becomes one token per letter: 0
-    fills short texts, and letters count from 1 in sorted order. Targets are whole numbers (classes
+    fills short texts, and letters count from 1 in sorted order. If examples are lists with a text
+    among others, as in Sent140, `text` is its place (4 there). Targets are whole numbers (classes
     from 0), other numbers, or texts (classes in sorted order).
     """
     root = Path(path).expanduser()
@@ -43,7 +45,7 @@ def leaf(
     users, others = _users(train), _users(test)
     names = sorted({name for name, _, _ in users})
     number = {name: n for n, name in enumerate(names)}
-    x = _inputs(users + others, tuple(shape), root)
+    x = _inputs(users + others, tuple(shape), text, root)
     y, classes = _targets(users + others, root)
     cut = sum(len(each) for _, each, _ in users)
     groups = np.concatenate([np.full(len(each), number[name]) for name, each, _ in users])
@@ -94,8 +96,12 @@ def _users(paths: list[Path]) -> Users:
     return found
 
 
-def _inputs(users: Users, shape: tuple[int, ...], root: Path) -> Tensor:
+def _inputs(users: Users, shape: tuple[int, ...], text: int | None, root: Path) -> Tensor:
     values = [each for _, x, _ in users for each in x]
+    if text is not None:
+        if not all(isinstance(each, list) and len(each) > text >= 0 for each in values):
+            raise BadInput(f"text is {text}, but not all examples in {root} have such a place")
+        values = [each[text] for each in values]
     if all(isinstance(each, str) for each in values):
         return texts(values)
     try:
@@ -105,7 +111,7 @@ def _inputs(users: Users, shape: tuple[int, ...], root: Path) -> Tensor:
     if array.dtype.kind not in "if":
         raise BadInput(
             f"the examples in {root} are neither texts nor lists of numbers of one length: make "
-            "them one of these first"
+            "them one of these first, or name the place of a text in them (text)"
         )
     if shape:
         try:

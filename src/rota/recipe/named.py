@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from rota.errors import BadInput, did_you_mean
+from rota.plan import Task
 from rota.policies import KINDS
 from rota.recipe import registry
 from rota.recipe.config import MEASURES, _call, _make, _named, toml
@@ -18,7 +19,10 @@ def policy(kind: str, given: Any, tasks: Any) -> Any:
     if KINDS[kind].single:
         raise BadInput(f"{kind} is {given!r:.60}, but it has no names: give an object")
     table = toml(_named(kind, registry.listed(kind), given, KINDS[kind].default))
-    clients = tasks[0].roster.clients if tasks and hasattr(tasks[0], "roster") else 0
+    few = isinstance(tasks, list | tuple) and tasks and isinstance(tasks[0], Task)
+    clients = tasks[0].roster.clients if few else 0
+    if "budget" in table and not (isinstance(given, dict) and "budget" in given) and few:
+        table["budget"] = min(table["budget"], float(clients))
     return _make(registry.listed(kind), table, clients)
 
 

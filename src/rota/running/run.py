@@ -97,7 +97,8 @@ def run(
     or a list of these. `metrics` are written with the rounds: measures of the sampler by name,
     such as "variance", and functions of the round, the models and the data that return a dict of
     numbers (rota.metrics). Policies may be given by their names, as in a recipe: `sampler="kvib"`,
-    or `{"name": "kvib", "budget": 5}` with options.
+    or `{"name": "kvib", "budget": 5}` with options. Without a budget 10 clients are drawn, or all
+    if there are fewer.
     """
     if not isinstance(out, str | Path | None):
         raise BadInput(f"out is {shown(out)}, but it takes a folder's path or None")
@@ -105,7 +106,7 @@ def run(
         raise BadInput("resume is True, but out is not given: give the folder of the run to resume")
     experiment = Experiment(
         tasks,
-        sampler,
+        "uniform" if sampler is None else sampler,
         rounds=rounds,
         seed=seed,
         evaluate=evaluate,

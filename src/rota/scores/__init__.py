@@ -21,8 +21,8 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits, one number per example."""
-    return F.cross_entropy(outputs, targets, reduction="none")
+    """Cross-entropy of logits, as a mean over an example's targets; classes are dimension 1."""
+    return _each(F.cross_entropy(outputs, targets, reduction="none"))
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ def huber(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def top1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest output is the target's class, one number per example."""
-    return (outputs.argmax(-1) == targets).float()
+    """The share of an example's targets whose class has the largest output; most have one."""
+    return _each((outputs.argmax(1 if targets.dim() > 1 else -1) == targets).float())
 
 
 def r2(outputs: Tensor, targets: Tensor) -> Tensor:
