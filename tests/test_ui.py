@@ -360,3 +360,20 @@ def test_many_runs_stay_usable(browser: Any, runs: Path, tmp_path: Path) -> None
         assert len(browser.execute_script(same)) == 11  # the first two are alike in all runs
         assert not browser.execute_script(script.replace("seed=17", "task.steps=2"))
         assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []
+
+
+def test_a_telephone_shows_whole_charts(browser: Any, runs: Path) -> None:
+    """Nothing is wider than the page, and a chart says what is measured."""
+    narrow = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+    try:
+        with served(runs) as address:
+            browser.get(address)
+            wait(browser, "document.documentElement.dataset.drawn > 0")
+            assert seen(browser, "document.documentElement.scrollWidth") <= 390
+            drawn = "document.querySelector('#accuracy .main-svg').getBoundingClientRect().right"
+            wait(browser, f"{drawn} <= 390", 10)
+            title = "document.getElementById('accuracy').layout.title.text"
+            assert seen(browser, title) == "test accuracy"
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -20,8 +20,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     """The experiment as tables of plain values; what TOML cannot hold is left out."""
     out: dict[str, Any] = {"python": True}
     out |= _known({k: getattr(experiment, k) for k in ("rounds", "seed", "evaluate", "target")})
-    if experiment.metrics:
-        out["metrics"] = [m if isinstance(m, str) else _name(m) for m in experiment.metrics]
+    out["metrics"] = [m if isinstance(m, str) else _name(m) for m in experiment.metrics]
     for key, kind in KINDS.items():
         policy = experiment.policies[key]
         own = is_dataclass(policy) and not isinstance(policy, type)

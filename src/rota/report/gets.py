@@ -60,7 +60,7 @@ def charts(groups: list[Group], series: list[Series]) -> list[Chart]:
 
 def _each(number: int, of: str, group: Group) -> Chart:
     """Each client's accuracy in the last test, one colour per group."""
-    words = f"ach client’s {measured(group.runs)[0]}, by group"
+    words = f"ach client’s {measured(group.runs)[0]}"
     chart = Chart(f"gets {number}", f"{of}e{words}" if of else f"E{words}")
     chart.note = "On the client’s own test set, in the last test."
     share = shares(group.runs)
@@ -68,6 +68,7 @@ def _each(number: int, of: str, group: Group) -> Chart:
     entry = group.runs[0].tested[-1].get("groups_of_clients", {}) if group.runs[0].tested else {}
     if sum(len(each.get("own", {})) for each in entry.values()) > BARS:
         return chart
+    chart.title += ", by group" * (len(entry) > 1)
     names: list[str] = []
     for index, (model, each) in enumerate(entry.items()):
         own = each.get("own", {})

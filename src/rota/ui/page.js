@@ -359,8 +359,10 @@ async function drawCharts() {
   if (!ticked.size && !window.Plotly) return;
   const Plotly = await charts();
   const options = { responsive: true, displaylogo: false, displayModeBar: false };
-  const score = layout("test score", chosen, false);
+  const names = new Set([...ticked].map((name) => runs.get(name)?.measure ?? "score"));
+  const score = layout(`test ${names.size === 1 ? [...names][0] : "score"}`, chosen, false);
   const loss = layout("test loss", chosen, chosen.logy);
+  for (const name of ["accuracy", "loss"]) $(name).classList.add("drawn"); // so it has a width
   await Plotly.react("accuracy", traces("accuracy", chosen), score, options);
   await Plotly.react("loss", traces("loss", chosen), loss, options);
   const last = [...ticked].map((name) => curves.get(name)?.rows.at(-1)?.[0] ?? 0);

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.recipe.differences import flat
+from rota.scores import title
 
 DEEPEST = 4
 """Runs are looked for in this many levels of folders."""
@@ -134,6 +135,13 @@ class Run:
             return "running" if self.folder.stat().st_ino in locked else "stopped"
         return "running" if time.time() - self.changed < RECENT else "stopped"
 
+    def _measure(self) -> str:
+        """What the tasks are scored by, if it is the same for all."""
+        places = (key.split(".") for key in self.config)
+        scores = [".".join(each) for each in places if each[0] == "task" and each[-1] == "score"]
+        found = {str(self.config[key]) for key in scores}
+        return title(found.pop()) if len(found) == 1 else "score"
+
     def told(self, name: str) -> dict[str, Any]:
         """What the list of runs shows."""
         scored = self.rows[-1] if self.rows else [None] * len(COLUMNS)
@@ -143,6 +151,7 @@ class Run:
             "problem": self.problem,
             "round": self.round,
             "rounds": self.config.get("rounds"),
+            "measure": self._measure(),
             "tests": len(self.rows),
             "changed": self.changed,
             "failures": sum(self.failures.values()),
