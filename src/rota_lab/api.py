@@ -31,6 +31,7 @@ MODULES = (
     "rota.spread",
     "rota.running.watch",
     "rota.track",
+    "rota.scores",
     "rota.recipe",
     "rota.report",
     "rota.testing",

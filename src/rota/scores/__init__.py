@@ -17,6 +17,9 @@ from torch import Tensor
 
 from rota.arrays import Array
 
+__all__ = ["LOSSES", "SCORES", "auc", "bce", "cross_entropy", "f1", "huber", "mae", "mse"]
+__all__ += ["r2", "top1"]
+
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 
