@@ -51,8 +51,8 @@ CLIENTS = (25, 50, 100, 200)
 GROWTH_BUDGETS = (5, 10, 20, 40)
 FRACTIONS = (0.05, 0.1, 0.2)
 """The budgets on other federations, as parts of the clients."""
-OTHER_ROUNDS, MADE_ROUNDS = 100, 200
-DRAWS, QUICK_DRAWS = 10, 2
+OTHER_ROUNDS, MADE_ROUNDS, GROWTH_ROUNDS = 50, 100, 250
+DRAWS, QUICK_DRAWS = 5, 2
 """The runs of each sampler on one recorded sequence."""
 COINS = (
     "uniform-independent",

@@ -13,6 +13,7 @@ from rota.data.federation import Federation
 from rota_lab.reproduce.kvib_parts import ROUNDS, SEEDS, Piece, budgets, main
 from rota_lab.reproduce.kvib_studies import (
     CLIENTS,
+    GROWTH_ROUNDS,
     MADE,
     MADE_ROUNDS,
     OTHER_ROUNDS,
@@ -39,16 +40,16 @@ STUDIES: dict[str, Callable[[Piece, Federation, float], Found]] = {
 }
 SECONDS = {
     "logits": 26,
-    "holds": 5,
-    "sweep": 16,
-    "made": 12,
-    "other": 40,
-    "growth": 25,
+    "holds": 2,
+    "sweep": 8,
+    "made": 2,
+    "other": 6,
+    "growth": 6,
     "twice": 24,
     "budgets": 24,
 }
 """The rough times of parts on one core."""
-SWEEP_SEEDS, SWEEP_ROUNDS = range(2), 250
+SWEEP_SEEDS, SWEEP_ROUNDS = range(2), 125
 QUICK_ROUNDS, QUICK_SEEDS = 12, 2
 
 
@@ -56,13 +57,13 @@ def parts(quick: bool = False) -> list[Piece]:
     """All parts, in the order in which they run: the primary comparison comes first."""
     seeds, rounds = (SEEDS[:QUICK_SEEDS], QUICK_ROUNDS) if quick else (SEEDS, ROUNDS)
     out = [Piece("logits", f"seed{seed}", rounds, quick) for seed in seeds]
-    out.append(Piece("holds", "figure6", rounds, quick))
     out += [Piece("made", name, min(rounds, MADE_ROUNDS), quick) for name in MADE]
     if not quick:
         out += [Piece("other", name, OTHER_ROUNDS) for name in TASKS]
+    out.append(Piece("holds", "figure6", rounds, quick))
+    out += [Piece("growth", f"N{n}", min(rounds, GROWTH_ROUNDS), quick) for n in CLIENTS]
     swept = min(rounds, SWEEP_ROUNDS)
     out += [Piece("sweep", f"seed{seed}", swept, quick) for seed in SWEEP_SEEDS]
-    out += [Piece("growth", f"N{n}", rounds, quick) for n in CLIENTS]
     for study in ("twice", "budgets"):
         out += [Piece(study, f"seed{seed}", rounds, quick) for seed in seeds]
     return out

@@ -102,7 +102,7 @@ procedures, for uniform probabilities on shared updates. Eq. 4 is exact.
 
 TERMS_TEXT = """\
 **Theorem 13** adds up what a step gains and loses. By the descent lemma,
-E f(x - d) <= f(x) - <grad f, D> + L / 2 (|D|^2 + variance), and only the variance depends on the
+E f(x - d) <= f(x) - (grad f, D) + L / 2 (|D|^2 + variance), and only the variance depends on the
 sampler. L is half the largest eigenvalue of the inputs' second moment. The table has the means of
 the terms over the rounds that were looked at (one in 25), and the fall of the training loss per
 round.
