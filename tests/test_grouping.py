@@ -287,6 +287,26 @@ def test_ifca_pays_for_each_model_once(sampler: Any) -> None:
     assert both.state.bytes_down == rounds * N * (groups + 1) * model
 
 
+def test_cfl_splits_a_group_only_by_updates_since_its_last_split() -> None:
+    experiment = Experiment([three_ways()], Full(), grouping=Cfl(), rounds=20)
+    engine = make("sequential", experiment, "cpu")
+    state, toll = begin(experiment, engine), None
+    for _ in range(20):
+        after, toll = regroup(experiment, engine, state)
+        if "groups" in toll.told:
+            break
+        state, _ = play(experiment, engine, state)
+    assert toll is not None
+    assert "groups" in toll.told
+    assert set(after.policies["grouping"]["since"].ravel()) == {state.round + 1}
+    toll = regroup(experiment, engine, after)[1]
+    assert "groups" not in toll.told, "nobody has trained in the new groups"
+    memory = {**state.policies["grouping"], "when": state.policies["grouping"]["when"].copy()}
+    memory["when"][0, 4] = 0
+    waiting = replace(state, policies={**state.policies, "grouping": memory})
+    assert "groups" not in regroup(experiment, engine, waiting)[1].told
+
+
 def test_a_task_whose_model_always_begins_alike_cannot_be_ifcas() -> None:
     with pytest.raises(rota.BadInput, match="ifca needs models that begin differently"):
         rota.run([small(model=network((4,), 3))], Full(), rounds=1, grouping=Ifca())
