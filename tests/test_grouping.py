@@ -531,7 +531,15 @@ def test_a_grouping_that_returns_nonsense_is_refused(wrong: Array) -> None:
 
 WITHIN = [
     (kind, name)
-    for kind in ("sampler", "estimator", "server", "capacity", "submodel", "availability")
+    for kind in (
+        "sampler",
+        "estimator",
+        "server",
+        "capacity",
+        "submodel",
+        "availability",
+        "channel",
+    )
     for name in KINDS[kind].members
 ]
 
