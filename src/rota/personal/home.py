@@ -156,7 +156,8 @@ class Home:
         """The job's duties without the `size` bytes of each row's model that stay at home."""
         estimator = self.experiment.estimator
         each = 1 + (estimator.controls if isinstance(estimator, Correcting) else 0)
-        return replace(job.duty, down=job.duty.down - each * size, up=job.duty.up - each * size)
+        down = np.maximum(job.duty.down - each * size, 0)  # 0 if they have the model already
+        return replace(job.duty, down=down, up=job.duty.up - each * size)
 
 
 def _of_groups(scores: list[Score], models: list[Model], shares: Array) -> list[Score]:
