@@ -107,16 +107,17 @@ def test_strangers(tmp_path: Path) -> None:
             assert taken == (key.name == "0")  # its own
         # what the gate does not pass on; the SuperLink itself listens on loopback alone
         trust = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-        web = httpx.Client(base_url=f"https://{address}", verify=trust)
         inner = one.fleet.wire.door.address
-        for path in (
-            "control/list-runs",
-            "control/start-run",
-            "runtime/acquire-task",
-            "fleet/../control/list-runs",
-            "fleet/%2e%2e/control/list-runs",
-        ):
-            assert web.post(f"/v1/{path}", content=b"").status_code == 404
+        with httpx.Client(base_url=f"https://{address}", verify=trust) as web:
+            for path in (
+                "control/list-runs",
+                "control/start-run",
+                "runtime/acquire-task",
+                "fleet/../control/list-runs",
+                "fleet/%2e%2e/control/list-runs",
+            ):
+                assert web.post(f"/v1/{path}", content=b"").status_code == 404
+            assert web.post("/v1/fleet/push-object", content=bytes(9 << 20)).status_code == 403
         found = httpx.post(f"https://{inner}/v1/control/list-runs", verify=trust, content=b"")
         assert found.status_code != 404  # it is there, for this machine
         outside = socket.gethostbyname(socket.gethostname())
