@@ -15,6 +15,7 @@ from rota_lab.reproduce import fedavg_cells, fluid_studies
 from rota_lab.reproduce.chart import Chart, Line
 from rota_lab.reproduce.complexity import complexity
 from rota_lab.reproduce.complexity import estimate as complexity_estimate
+from rota_lab.reproduce.exact import exact
 from rota_lab.reproduce.fedavg_table1 import fedavg_table1
 from rota_lab.reproduce.fluid_linear import estimate as linear_estimate
 from rota_lab.reproduce.fluid_linear import fluid_linear
@@ -54,6 +55,7 @@ __all__ = [
 
 REPRODUCTIONS: dict[str, Callable[..., Result]] = {
     "gd-bound": gd_bound,
+    "exact": exact,
     "fedavg-table1": fedavg_table1,
     "kvib-theory": kvib_theory,
     "kvib-femnist": kvib_femnist,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,11 @@ from rota.loop import begin, play
 from rota.plan import Task
 from rota.sampling import Full
 from rota_lab.reproduce.chart import Chart, Line
+from rota_lab.reproduce.gd_distributed import distributed
+from rota_lab.reproduce.gd_inequalities import inequalities
+from rota_lab.reproduce.gd_text import bound_text, distributed_text
+from rota_lab.reproduce.interval import FAILS, HOLDS, Claim
+from rota_lab.reproduce.parts import results
 from rota_lab.reproduce.result import Result, Row, over_seeds
 
 RATES = (0.1, 0.5, 1.0, 1.5, 2.1)
@@ -257,10 +263,15 @@ def worst_step(gap: Array) -> float:
     return float(np.max((gap[1:] - TOLERANCE) / np.maximum(gap[:-1], TOLERANCE)))
 
 
-def gd_bound(quick: bool = False) -> Result:
-    """Gradient descent stays under its bound (1 - lr c)^t (F(x_0) - F*), on two problems."""
+def gd_bound(quick: bool = False, *, out: Path | None = None) -> Result:
+    """Gradient descent stays under its bound (1 - lr c)^t (F(x_0) - F*), on two problems.
+
+    The runs of distributed SGD are kept in `out`, and are not run again.
+    """
     steps, seeds = (50, 1) if quick else (150, 3)
+    rounds, starts = (40, 2) if quick else (200, 5)
     rows: list[Row] = []
+    claims: list[Claim] = []
     charts: list[Chart] = []
     checks: dict[str, bool] = {}
     problems = quadratic(), breast_cancer()
@@ -280,10 +291,33 @@ def gd_bound(quick: bool = False) -> Result:
         who = f"one client, {problem.workers} workers and gradient descent written out"
         claim = f"{problem.name}: {who} give the same iterates (within 1e-12)"
         checks[claim] = all(row["high"] < 1e-12 for row in same)
+        below = [(lr, label) for label, lr in rates.items() if factor(problem, lr) is not None]
+        paths = [(lr, trace.iterates) for lr, label in below for trace in traces[label]]
+        more, judged = inequalities(problem, paths)
+        rows += more
+        claims += judged
         charts.append(_chart(problem, rates, {label: some[0] for label, some in gaps.items()}))
-    text = _text(*problems, steps, gaps[f"{RATES[-1]:g}/L*"])
+    known = problems[1]
+
+    def start(seed: int) -> Linear:
+        return Linear(start_of(known, seed), known.ridge)
+
+    files = results(None if quick else out, "gd-bound")
+    others = distributed(known, start, rounds, starts, files[0] if files else None)
+    beyond = gaps[f"{RATES[-1]:g}/L*"]
+    text = bound_text(*problems, steps, beyond, RATES[-1], TOLERANCE)
+    text += distributed_text(rounds, starts)
     title = "The convergence bound of gradient descent"
-    return Result("gd-bound", title, text, rows, charts, checks, quick)
+    claims += [Claim(words, HOLDS if held else FAILS) for words, held in checks.items()]
+    return Result(
+        name="gd-bound",
+        title=title,
+        text=text,
+        rows=rows + others.rows,
+        charts=charts + others.charts,
+        quick=quick,
+        claims=claims + others.claims,
+    )
 
 
 def _rows(problem: Problem, label: str, shrink: float | None, gaps: list[Array]) -> list[Row]:
@@ -364,33 +398,3 @@ def _chart(problem: Problem, rates: dict[str, float], gaps: dict[str, Array]) ->
                 lines.append(Line(name, shown.tolist(), y, colour, dashed))
     title = f"{problem.name}: measured gap (solid), bound (dashed)"
     return Chart(problem.name, title, "step t", "log10 (F(x_t) - F*)", lines)
-
-
-def _text(first: Problem, second: Problem, steps: int, beyond: list[Array]) -> str:
-    """What was run, in words."""
-    ends = "; ".join(f"{gap[-2]:.4f} and {gap[-1]:.4f}" for gap in beyond)
-    top = RATES[-1]
-    return f"""
-The theorem of the lecture "Distributed Machine Learning" (18786 recitation, 11 April 2025): for a
-c-strongly convex, L-smooth F and a learning rate lr <= 1/L, full-batch gradient descent keeps
-`F(x_t) - F* <= (1 - lr c)^t (F(x_0) - F*)`. Before the proof uses the limit on lr, its factor is
-`1 - 2 c lr (1 - L lr / 2)`, which shrinks the gap for every lr < 2/L. That is the bound used here
-for lr 1.5/L. The source's numbers are upper limits.
-
-Each run is {steps} of rota's own rounds (full participation, one full-batch step per client,
-unbiased estimate, float64) from a random start:
-
-- **{first.name}**: least squares on {len(first.y)} examples. The Hessian has {first.x.shape[1]}
-  eigenvalues from c = {first.convex:g} to L = {first.smooth:g}; F\\* = 0.
-- **{second.name}**: ridge logistic regression on scikit-learn's breast cancer data ({len(second.y)}
-  examples, {second.x.shape[1]} weights); c = ridge = {second.convex:g}, L = lambda_max(X'X) / 4n +
-  ridge = {second.smooth:.4f}; F\\* = {second.best:.12f} by Newton's method.
-
-"Gap" is F(x_t) - F\\*. Comparisons allow it an absolute rounding error of {TOLERANCE:g}.
-
-The logistic loss has the curvature L only where it is steepest. At the minimum the curvature is
-L\\* = {second.smooth_at_best:.4f}, so lr {top:g}/L = {top / second.smooth:.3f} is still far below
-2/L\\* = {2 / second.smooth_at_best:.3f}, and converges. At lr {top:g}/L\\* gradient descent neither
-settles at the minimum nor runs off to infinity, because the curvature is lower further out. The
-last two gaps from each start are {ends}.
-"""

@@ -43,6 +43,8 @@ VERSIONS = {
     3: "50 % hold 98 %",
 }
 """The words of K-Vib's paper."""
+SHARES, NEAR = {1: 0.82, 2: 0.90, 3: 0.98}, 0.01
+"""The shares of the images in these words, and how near ours should be."""
 TITLES = {
     "uniform": "uniform",
     "kvib": "K-Vib",
@@ -117,7 +119,7 @@ def report(found: dict[str, Found], everything: list[str], quick: bool) -> Resul
                 rows.append(over_seeds(f"v{version}, {title}: accuracy", None, accuracies))
                 rows += _reached(f"v{version}, {title}", runs)
         charts += _charts(found, version)
-    claims = judged(_claims(found))
+    claims = [*judged(_claims(found)), *_counted(found)]
     title = "K-Vib: digits by writer, in three degrees of imbalance"
     text = _text(found, everything, quick, claims)
     return Result("kvib-femnist", title, text, rows, charts, checks, quick, claims=claims)
@@ -207,6 +209,28 @@ def _claims(found: dict[str, Found]) -> list[Statement]:
     return out
 
 
+def _counted(found: dict[str, Found]) -> list[Claim]:
+    """What is counted and not drawn: who holds how much, and the traffic of a drawn client."""
+    out = []
+    for version, theirs in SHARES.items():
+        ours = [part["split"]["share"] for part in found.values() if part["version"] == version]
+        if ours:
+            words = f"v{version}: the few large clients hold {theirs:.0%} of the images"
+            held = abs(ours[0] - theirs) <= NEAR
+            out.append(Claim(f"{words}: here {ours[0]:.1%}", HOLDS if held else FAILS))
+    traffic = {}
+    for method in ("kvib", "uniform"):
+        runs = [run for version in VERSIONS for run in runs_of(found, version, method)]
+        drawn = sum(run["clients"] * run["tests"][-1] for run in runs)
+        traffic[method] = sum(run["bytes"][-1] for run in runs) / drawn if drawn else 0.0
+    if min(traffic.values()) > 0:
+        ratio = traffic["kvib"] / traffic["uniform"]
+        words = "K-Vib needs no additional communication: its bytes per drawn client are"
+        held = abs(ratio - 1) <= 1e-3
+        out.append(Claim(f"{words} {ratio:.4f} times uniform's", HOLDS if held else FAILS))
+    return out
+
+
 def _mean_of(versions: list[int]) -> str:
     names = [f"v{version}" for version in versions]
     return names[0] if len(names) == 1 else f"mean of {', '.join(names)}"
@@ -291,7 +315,7 @@ and accuracies below {LEAST:.0%} are drawn as these values.
 """,
         *(_version(found, version) for version in VERSIONS),
         _verdicts(found),
-        _power(found, claims),
+        _power(found, claims[: len(_claims(found))]),
     ]
     if left:
         sections.append(f"## Not run\n{', '.join(left)}\n")
