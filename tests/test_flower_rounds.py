@@ -19,13 +19,15 @@ from rota.estimate import FedVarp, Mifa
 from rota.estimate.memory import settle
 from rota.experiment import Experiment
 from rota.flower import engine as engine_of_fleets
+from rota.flower import fleet as fleet_of_nodes
 from rota.flower.fleet import FIRST, LOT, SLACK, Fleet, Rules
 from rota.flower.letter import Letter, Refused
 from rota.flower.limits import Limits
 from rota.flower.present import Present
-from rota.plan import Task
+from rota.plan import Task, whole
 from rota.running.check import check
 from rota.sampling import Full
+from rota.sampling.draw import everybody
 
 SIZES = [5, 6, 7, 4]
 
@@ -50,6 +52,43 @@ def silent(node: int, reply: Letter) -> Letter | None:
 def test_a_deadline(tmp_path: Path) -> None:
     (found,), _ = rounds(tmp_path, Rules(deadline=0.3), silent, 1)
     assert found == dict.fromkeys([0, 2], "no reply within 0.3 seconds")
+
+
+class Clock:
+    """A clock that goes on only while somebody sleeps."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_server_that_waits_for_long_looks_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes time of the SuperLink, and of clients on the same machine."""
+    looks = {5.0: 0, 500.0: 0}
+    for seconds in looks:
+        monkeypatch.setattr(fleet_of_nodes, "time", Clock())
+        experiment = Experiment([Task(linear, federation(SIZES), batch=3, name="a")])
+        engine = posted(experiment, tmp_path / f"{seconds}", 2, Rules(deadline=seconds), silent)
+        wire: Any = engine.fleet.wire
+        found, replies = 0, wire.replies
+
+        def counted(keys: Any, replies: Any = replies) -> Any:
+            nonlocal found
+            found += 1
+            return replies(keys)
+
+        wire.replies = counted
+        job = whole(engine.initial(), everybody(experiment.shares), 1)
+        assert sum(not chunk.reason[0] for chunk in engine.train(job)) == 2  # of the other node
+        looks[seconds] = found
+    assert 80 < looks[5.0] < 260
+    assert looks[500.0] < 1200
 
 
 def test_k_of_n(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from rota.arrays import Array
 from rota.errors import BadInput
 from rota.flower.letter import VERSION, Letter, LinkCut, LinkLost, Lost, Wire
 
-PAUSE = 0.02
-"""Seconds between two looks for replies."""
+PAUSE, SHARE, LONG = 0.02, 0.02, 0.5
+"""Seconds between two looks for replies: at least, as a share of the time without any, at most.
+Each look takes time of the SuperLink, which has better things to do while clients train."""
 LOOK = 2.0
 """Seconds between two looks at who is online."""
 AWAY = 5.0
@@ -257,6 +258,7 @@ class Fleet:
         usual = [(self.usual(node), number) for node, number in letters.items()]
         limit = self.rules.limit([t if t is None else t * number for t, number in usual])
         end, todo, lost = time.monotonic() + limit, [*asks], list[Ask]()
+        news = time.monotonic()
         rows, done = sum(len(ask.rows) for ask in asks), 0
         wanted = math.ceil(self.rules.enough * rows - 1e-9)
         while (todo or waiting or lost) and time.monotonic() < end:
@@ -268,6 +270,7 @@ class Fleet:
                     waiting |= self._send(lot, limit)
                     todo = [ask for ask in todo if ask not in lot]
                 for answer in self._replies(waiting):
+                    news = time.monotonic()
                     if isinstance(answer.reply, Lost) and answer.ask.tries < TRIES:
                         lost.append(answer.ask)
                         continue
@@ -291,7 +294,7 @@ class Fleet:
                 todo = self._again([*waiting.values(), *lost, *todo])
                 waiting, lost, end = {}, [], time.monotonic() + limit
             if not lot:
-                time.sleep(PAUSE)
+                time.sleep(min(LONG, max(PAUSE, SHARE * (time.monotonic() - news))))
         rest = "the round did not wait for it"
         if done < wanted:
             rest = f"no reply within {limit:.1f} seconds"
