@@ -92,7 +92,9 @@ logits, K-Vib without a G.
 logarithms. The second table has the exponents that were measured: least-squares slopes of
 logarithms over several draws on one recorded sequence of Synthetic(0, 0), with G = the largest
 score of the sequence. An interval covers the randomness of the draws, and not that of the data. A
-bound is kept where the measured exponent is at most the theorem's. For N, the data differ with N.
+bound is kept where the measured exponent is at most the theorem's. For N, the data differ with N. A
+larger exponent over this range does not refute an upper bound, which has a constant; it says that
+the bound does not describe the growth here.
 
 **Lemma 2** calls coins the optimal procedure, because their bound (eq. 4) is below that of cohorts
 of a fixed size (eq. 3). The third table has eq. 3's bound beside the exact variances of both
