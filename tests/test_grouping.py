@@ -233,6 +233,21 @@ def test_selective_pays_for_its_extra_round() -> None:
     assert run.state.seconds - plain.state.seconds == pytest.approx(computing + link, rel=1e-6)
 
 
+def test_pacfl_pays_for_its_vectors() -> None:
+    task, vectors, wide = small(), 2, 4
+    plain = rota.run([task], Full(), rounds=1)
+    run = rota.run([task], Full(), rounds=1, grouping=Pacfl(vectors=vectors, threshold=0.0))
+    assert run.state.bytes_up - plain.state.bytes_up == N * 4 * (vectors * wide + 1)
+    assert run.state.bytes_down == plain.state.bytes_down
+    more = run.summary["client_seconds"] - plain.summary["client_seconds"]
+    few, many = np.minimum(SIZES, wide), np.maximum(SIZES, wide)
+    flops = 4.0 * many * few**2 + 27.0 * few**3
+    profile = run.experiment.devices.profile(N, 0)
+    clients = np.arange(N)
+    _, computing = profile.seconds(clients, flops, np.zeros(N, np.int64), 1)
+    assert more == pytest.approx(computing.sum())
+
+
 def test_local_models_are_trained_alone_for_as_long_as_in_several_rounds() -> None:
     """The vectors are of the models that `local` grouping has after so many rounds."""
     task = small()
