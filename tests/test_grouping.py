@@ -425,12 +425,12 @@ def test_a_group_of_newcomers_begins_where_the_run_began() -> None:
 def test_one_weak_model_is_no_group() -> None:
     """Clients of one kind, of which one learned less than the others."""
     generator = np.random.default_rng(0)
-    error = np.where(np.arange(9) == 5, 0.16, 0.1)[:, None]
+    error = np.where(np.arange(9) == 5, 0.2, 0.1)[:, None]
     hard = generator.random(4000) < 0.1
     vectors = ~(hard | (generator.random((9, 4000)) < error))
     even, odd = vectors[:, ::2], vectors[:, 1::2]
     distance = 1 - similar.similarity(odd, odd, "jaccard")
-    assert similar.silhouette(distance, np.eye(9, dtype=int)[5]) > 0.2
+    assert 0.25 < similar.silhouette(distance, np.eye(9, dtype=int)[5]) < 0.5
     threshold = similar.find_threshold(even, odd, "overlap")
     near = similar.similarity(even, even, "overlap")
     of = similar.place(lambda a, b: near[np.ix_(a, b)], np.full(9, -1), threshold)
