@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,17 @@ def test_cfl_splits_a_group_only_by_updates_since_its_last_split() -> None:
     memory["when"][0, 4] = 0
     waiting = replace(state, policies={**state.policies, "grouping": memory})
     assert "groups" not in regroup(experiment, engine, waiting)[1].told
+
+
+def test_cfl_weighs_updates_by_the_clients_data() -> None:
+    class Given(Cfl):
+        def _updates(self, state: Any, at: Any, t: int, clients: Array) -> torch.Tensor:
+            return torch.tensor([[3.0, 0.0], [-1.0, 0.0]])
+
+    both = np.arange(2)
+    for shares, split in (([0.25, 0.75], True), ([0.5, 0.5], False)):
+        at: Any = SimpleNamespace(shares=np.array([shares]))
+        assert (Given(calm=0.1)._split({}, at, 0, both) is not None) == split
 
 
 def test_a_task_whose_model_always_begins_alike_cannot_be_ifcas() -> None:
