@@ -58,6 +58,7 @@ from rota_lab.reproduce.kvib_theory_view import (
     SOURCE,
     WHERES,
     View,
+    middle,
     plain,
     positive,
     table,
@@ -214,15 +215,20 @@ def budgets(view: View) -> str:
 
 def sweep(view: View) -> str:
     """The learning rates that were tried on logits."""
-    parts = view.study("sweep")
-    rows = []
+    parts, rows, best = view.study("sweep"), [], ["least mean loss at"]
+    means: dict[str, dict[float, float]] = {lane: {} for lane in SWEPT}
     for rate in RATES if parts else ():
         cells = [f"{rate:g}"]
         for lane in SWEPT:
-            each = [part["own"][f"{lane}-{rate:g}"] for part in parts]
-            loss = [one["loss"] for one in each if one["loss"] is not None]
-            cells.append(positive(loss))
+            each = [part["own"][f"{lane}-{rate:g}"]["loss"] for part in parts]
+            loss = [one for one in each if one is not None]
+            means[lane][rate] = middle(loss) if loss else math.inf
+            ends = f" ({min(loss):.3g} to {max(loss):.3g})" if loss else ""
+            cells.append(f"{means[lane][rate]:.3g}{ends}")
         rows.append(cells)
+    if rows:
+        best += [f"{min(by, key=lambda rate: by[rate]):g}" for by in means.values()]
+        rows.append(best)
     heads = ["learning rate", *(title(lane) for lane in SWEPT)]
     swept = parts[0]["rounds"] if parts else 0
     text = SWEEP.format(**{**numbers(view), "budget": SWEEP_BUDGET, "sweep_rounds": swept})

@@ -61,8 +61,10 @@ Both readings are below.
 SWEEP = """\
 The learning rate of K-Vib's setting belongs to a network that applies softmax twice. On logits its
 gradients are larger. The table has the test loss after {sweep_rounds} rounds at K = {budget}, the
-smallest budget, where the noise is largest: the geometric mean over {sweep_seeds} seeds. A rate is
-too high for a sampler where its loss is clearly above that of full participation.
+smallest budget, where the noise is largest: the geometric mean over {sweep_seeds} seeds, their
+least loss and their largest. A rate is too high for a sampler where its loss is clearly above that
+of full participation. The page's rate is a compromise between the samplers, as their best rates
+differ.
 
 """
 
