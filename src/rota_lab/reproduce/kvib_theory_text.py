@@ -37,8 +37,8 @@ planned seeds on logits, of which the first {wide} have all budgets, procedures,
 on shared updates. There are {twice_seeds} with softmax twice, {budgets_seeds} at other budgets on
 own updates, and {sweep_seeds} in the sweep. The other federations have {other_rounds} rounds, and
 the made-up updates have {made_rounds}. Both have {draws} draws of each sampler on one sequence.
-These parts are smaller to keep the whole study to about an hour of one core; the finished parts
-took {minutes} minutes. Intervals are 95 % intervals over the seeds. Those of positive quantities
+These parts are smaller to save time; all finished parts took {minutes} minutes on a busy machine.
+Intervals are 95 % intervals over the seeds. Those of positive quantities
 are intervals of geometric means, so they do not reach below 0.
 """
 
