@@ -54,6 +54,20 @@ def task() -> Task:
     return Task(linear, federation([6, 7, 8]))
 
 
+def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal it is lines; the last round is always among them."""
+    play([rota.Progress(), rota.Progress("mine")])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["blobs", "mine"]
+    assert all("round 3/3  accuracy " in line and "2 clients" in line for line in lines)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    play(rota.Progress())
+    assert "round 3/3" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="broke"):  # a run that ends early leaves nothing open
+        play([rota.Progress(), Notes("round 2")])
+    assert "round" in capsys.readouterr().err
+
+
 def play(watch: Any, rounds: int = 3, **more: Any) -> rota.Run:
     return rota.run([task()], Uniform(2), rounds=rounds, watch=watch, **more)
 

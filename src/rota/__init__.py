@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rota.errors import BadInput
     from rota.experiment import Experiment
     from rota.notebook.compare import compare
+    from rota.notebook.progress import Progress
     from rota.plan import Chunk, Job, Local, Model, Plan, Seen, Task
     from rota.running.run import Run, run
     from rota.world.availability import Availability
@@ -27,6 +28,7 @@ __all__ = [
     "Local",
     "Model",
     "Plan",
+    "Progress",
     "Run",
     "Seen",
     "Task",
@@ -53,6 +55,7 @@ _HOMES = {
     "rota.errors": ["BadInput"],
     "rota.running.run": ["Run", "run"],
     "rota.notebook.compare": ["compare"],
+    "rota.notebook.progress": ["Progress"],
     "rota.experiment": ["Experiment"],
     "rota.plan": ["Chunk", "Job", "Local", "Model", "Plan", "Seen", "Task"],
 }
