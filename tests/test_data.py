@@ -74,7 +74,7 @@ def same(a: Federation, b: Federation) -> bool:
 
 
 def test_registry_is_complete() -> None:
-    named = {p.id for p in FILED} | set(FREE) | {"folder", "packed"}
+    named = {p.id for p in FILED} | set(FREE) | {"folder", "packed", "csv", "leaf"}
     assert set(SOURCES) == named
     for name, source in SOURCES.items():
         assert getattr(rota.data, name.replace("-", "_")) is source

@@ -10,7 +10,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -709,7 +709,7 @@ def means(hint: Any, value: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in inner)
     if kind in (typing.Union, types.UnionType):
         return any(means(part, value) for part in inner)
-    if kind is list or inner[1:] == (...,):
+    if kind in (list, Sequence) or inner[1:] == (...,):
         return type(value) is list and all(means(inner[0], item) for item in value)
     if kind is tuple:
         fit = type(value) is list and len(value) == len(inner)
@@ -737,7 +737,8 @@ def holds(hint: Any, value: Any) -> bool:
     if kind is tuple and inner[1:] != (...,):
         return type(value) is tuple and all(map(holds, inner, value))
     if inner:
-        return type(value) is kind and all(holds(inner[0], item) for item in value)
+        made = tuple if kind is Sequence else kind
+        return type(value) is made and all(holds(inner[0], item) for item in value)
     return isinstance(value, kind) if kind is Path else type(value) is kind
 
 

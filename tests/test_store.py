@@ -914,7 +914,7 @@ OWN_TESTS = [
 ]
 KINDS_OF_CHANGE: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 4}, "seed was 3 and is now 4"),
-    "metrics": ({"metrics": ["cost"]}, 'metrics was not set and is now ["cost"]'),
+    "metrics": ({"metrics": ["cost"]}, 'metrics was [] and is now ["cost"]'),
     "sampler": ({"sampler": SAMPLERS["full"]()}, 'sampler.name was "uniform" and is now "full"'),
     "estimator": (
         {"estimator": StaleVre()},
