@@ -18,8 +18,7 @@ from rota.arrays import Array
 from rota.channel import CHANNELS
 from rota.estimate import ESTIMATORS, SERVERS
 from rota.grouping import GROUPINGS
-from rota.personal import PERSONALS
-from rota.personal import begin as begin_personal
+from rota.personal import PERSONALS, begin_personal
 from rota.plan import COLUMNS, Chunk, Job, Model, Plan, Seen, State
 from rota.sampling import SAMPLERS
 from rota.submodel import CAPACITIES, SUBMODELS

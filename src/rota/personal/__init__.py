@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from rota.personal.home import Home
     from rota.policies import Opening
 
-__all__ = ["PERSONALS", "Ditto", "FedPer", "FedRep", "FineTuning", "Nothing", "Personal", "begin"]
+__all__ = [
+    "PERSONALS",
+    "Ditto",
+    "FedPer",
+    "FedRep",
+    "FineTuning",
+    "Nothing",
+    "Personal",
+    "begin_personal",
+]
 
 
 class Personal(Protocol):
@@ -51,6 +60,6 @@ PERSONALS: dict[str, type] = {
 }
 
 
-def begin(personal: Personal, at: Opening) -> State:
+def begin_personal(personal: Personal, at: Opening) -> State:
     """The state before the first round. It belongs to tasks and clients, whatever the groups."""
     return personal.init(at.experiment.tasks, [model.weights for model in at.models], at.shares)

@@ -64,8 +64,7 @@ class Run:
     @property
     def models(self) -> dict[str, nn.Module]:
         """The trained modules by name."""
-        out = {}
-        names = self.experiment.models(self.state.models)
+        names, out = self.experiment.models(self.state.models), dict[str, nn.Module]()
         for name, model in zip(names, self.state.models, strict=True):
             out[name] = self.experiment.tasks[model.task].build()
             weights.load(out[name], model.weights)
@@ -93,12 +92,12 @@ def run(
 
     Further policies are given by their kinds: `estimator`, `server`, `devices`, `availability`,
     `admission`. With `out` the run is kept in that folder, and can be resumed exactly after a
-    crash. `watch` is a function that is called with each round's record, a watcher (running.watch),
-    or a list of these. `metrics` are written with the rounds: measures of the sampler by name,
-    such as "variance", and functions of the round, the models and the data that return a dict of
-    numbers (rota.metrics). Policies may be given by their names, as in a recipe: `sampler="kvib"`,
-    or `{"name": "kvib", "budget": 5}` with options. Without a budget 10 clients are drawn, or all
-    if there are fewer.
+    crash. `watch` is a function of each round's record, a watcher such as `rota.Progress()`, or a
+    list. `metrics` are written with the rounds: measures of the sampler by name, such as
+    "variance", and functions of the round, the models and the data that return a dict of numbers
+    (rota.metrics). Policies may be given by their names, as in a recipe: `sampler="kvib"`, or
+    `{"name": "kvib", "budget": 5}` with options. Without a budget 10 clients are drawn, or all if
+    there are fewer.
     """
     if not isinstance(out, str | Path | None):
         raise BadInput(f"out is {shown(out)}, but it takes a folder's path or None")

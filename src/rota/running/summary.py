@@ -6,14 +6,13 @@ import math
 from collections import Counter
 from typing import Any
 
+from rota import scores
 from rota.admission import NOT_FINITE
 from rota.engine.local import TOO_FEW
 from rota.errors import BadInput
 from rota.experiment import Experiment
 from rota.metrics import SUMMED
 from rota.running.record import ASKED, Record, at, finite, tested
-from rota.scores import SCORES
-from rota.scores import name as named
 
 Summary = dict[str, Any]
 """A run's summary.json; in a comparison it also has the name of its `run`."""
@@ -77,15 +76,15 @@ def summarise(experiment: Experiment, records: list[Record], wall_seconds: float
     tests = [line for line in records if tested(line)]
     last = tests[-1]
     models: dict[str, Any] = {}
-    for name, scores in last["models"].items():
+    for name, found in last["models"].items():
         mine = [(line["round"], line["models"][name]) for line in tests if name in line["models"]]
         names = experiment.names  # of a task's models: task.0, task.1 ...
         task = experiment.tasks[names.index(name if name in names else name.rpartition(".")[0])]
         known = [value for _, each in mine if (value := finite(each["accuracy"])) is not None]
         models[name] = {
-            "loss": scores["loss"],
-            "score": named(task.score, SCORES),
-            "accuracy": scores["accuracy"],
+            "loss": found["loss"],
+            "score": scores.name(task.score, scores.SCORES),
+            "accuracy": found["accuracy"],
             "best_accuracy": (min if task.better == "lower" else max)(known, default=None),
         }
         if experiment.target is not None:
