@@ -387,7 +387,8 @@ def _power(found: dict[str, Found], claims: Sequence[Claim]) -> str:
 K-Vib's claim is about the tasks as a whole, so it is judged by the mean over the versions, with the
 same seeds. Of {len(claims)} claims {counts[0]} hold, {counts[1]} fail, and {counts[2]} cannot be
 told (Student's t, with Holm's correction over these claims; the brackets are each claim's own 95 %
-interval). The tables above have each version by itself, without a correction.
+interval). The tables above have each version by itself, without a correction. The mean over the
+versions was chosen after a look at both: judged by version, no claim can be told.
 
 The table says how large a gain in the last accuracy must be to show with a chance of 80 %, at the
 strictest level of Holm's correction ({LEVEL:g} / {len(claims)}) and with the spread that was
