@@ -256,6 +256,7 @@ class Frame:
 
 def test_objects_that_become_arrays_are_taken() -> None:
     x, y = pair()
+    x.flags.writeable = False  # as pandas has it; torch would warn
     fed = rota.from_arrays(Frame(x), Frame(y), partition=rota.partition.iid(clients=2))
     assert len(fed.train.y) == 48
 

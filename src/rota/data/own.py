@@ -146,6 +146,8 @@ def _tensors(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
 def _tensor(values: Any, what: str) -> Tensor:
     if hasattr(values, "to_numpy"):  # pandas
         values = values.to_numpy()
+    if isinstance(values, np.ndarray) and not values.flags.writeable:  # torch would warn
+        values = values.copy()
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
