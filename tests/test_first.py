@@ -307,6 +307,10 @@ def test_a_comparison_in_python(tmp_path: Path) -> None:
         resume=True,
     )
     assert again.table["loss"] == found.table["loss"][:2]
+    both = [rota.sampling.Uniform(2), rota.sampling.Uniform(budget=4)]  # of one kind
+    found = rota.compare([task], {"sampler": both}, rounds=1)
+    assert list(found.runs) == ["uniform_2-seed0", "uniform_4-seed0"]
+    assert found.table["sampler"] == ["uniform 2", "uniform 4"]
 
 
 def test_a_comparison_of_a_recipe() -> None:

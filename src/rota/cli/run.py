@@ -136,7 +136,7 @@ def train(
         from rota.running.folder import Gone
         from rota.running.run import execute
         from rota.running.summary import Stuck
-        from rota.scores import SCORES, name
+        from rota.scores import SCORES, name, of_all
         from rota.spread import Lost
         from rota.track import tracker
 
@@ -147,8 +147,7 @@ def train(
     with progress.waiting("loading the data", still=True):
         experiment = (build or recipes.build)(config)
     try:
-        words = {name(task.score, SCORES) for task in experiment.tasks}
-        word = words.pop() if len(words) == 1 else "score"
+        word = of_all(name(task.score, SCORES) for task in experiment.tasks)
         with (rounds or progress.rounds)(title, experiment.rounds, word) as show:
             watch: Watch = [show, *tracking]
             done = execute(experiment, **how, out=out, resume=resume, config=config, watch=watch)

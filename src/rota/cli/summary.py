@@ -7,7 +7,7 @@ import itertools
 from rota.cli.progress import loss, score
 from rota.report import numbers
 from rota.running.summary import Summary, diverged, failed
-from rota.scores import title
+from rota.scores import of_all, title
 
 Setting = list[Summary]
 """The summaries of the runs that differ only in their seed."""
@@ -220,8 +220,7 @@ def _count(values: list[int]) -> str:
 def common(*summaries: Summary) -> str:
     """The name of the score of all models; "score" if they have several."""
     each = [model for summary in summaries for model in summary["models"].values()]
-    found = {model.get("score", "accuracy") for model in each}
-    return found.pop() if len(found) == 1 else "score"
+    return of_all(model.get("score", "accuracy") for model in each)
 
 
 def _percent(values: list[float | None], word: str) -> str:

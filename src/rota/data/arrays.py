@@ -10,7 +10,7 @@ import torch
 from rota import rng
 from rota.arrays import Array
 from rota.data import partition as partitions
-from rota.data.federation import Examples, Federation, Partition, federate
+from rota.data.federation import Federation, Partition, federate
 from rota.data.own import examples_of
 from rota.data.owners import federate_owned, part
 from rota.errors import BadInput
@@ -99,6 +99,3 @@ def texts(values: list[str]) -> torch.Tensor:
     for row, value in zip(rows, values, strict=True):
         row[: len(value)] = [letters[letter] for letter in value]
     return torch.from_numpy(rows)
-
-
-__all__ = ["Examples", "from_arrays", "texts"]

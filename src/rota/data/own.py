@@ -25,10 +25,10 @@ def from_clients(
     """Make a federation from your own data: a list with one (x, y) pair per client.
 
     A pair holds tensors, arrays or pandas objects; None is a client without data. Bytes (uint8) are
-    taken for pixels and divided by 255. `test` is one (x, y) pair that
-    all clients share, or a list with one pair per client. `classes` defaults to the largest integer
-    label + 1; real-valued targets have none. `ids` are the clients' names, if they have some.
-    `validation` is one (x, y) pair of the server's own examples, for groupings that need some.
+    taken for pixels and divided by 255. `test` is one (x, y) pair that all clients share, or a list
+    with one pair per client. `classes` defaults to the largest integer label + 1; real-valued
+    targets have none. `ids` are the clients' names, if they have some. `validation` is one (x, y)
+    pair of the server's own examples, for groupings that need some.
     """
     packed = _concat(_pairs(train, "train"), "train")
     packed_test = _concat([test] if isinstance(test, tuple) else _pairs(test, "test"), "test")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rota.hints import called
 from rota.notebook import show
 from rota.plan import Task
 from rota.policies import KINDS
+from rota.recipe.compare import slug
 from rota.running.run import Run, execute, run
 
 COLUMNS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "client_seconds")
@@ -102,7 +103,7 @@ def compare(
         setting = dict(zip(vary, combination, strict=True))
         words = {key: _word(key, value) for key, value in setting.items()}
         for seed in range(first, first + seeds):
-            name = "-".join([*(_slug(word) for word in words.values()), f"seed{seed}"])
+            name = "-".join([*(slug(word) for word in words.values()), f"seed{seed}"])
             if name in todo:
                 raise BadInput(f"vary gives the run '{name}' twice: leave one of the values out")
             settings[name] = {**words, "seed": seed}
@@ -156,15 +157,18 @@ def _of_recipe(what: Any, setting: dict[str, Any], common: dict[str, Any]) -> Ca
 
 
 def _word(key: str, value: Any) -> Any:
-    """A value as a table and a folder's name show it."""
+    """A value as a table and a folder's name show it: a policy's name and the options it was given.
+
+    Options that have their defaults are left out.
+    """
     if isinstance(value, dict):
-        value = " ".join(f"{each}" for each in value.values())
+        return " ".join(map(str, value.values()))
     if isinstance(value, str | int | float | None):
         return value
     kind = KINDS.get(key)
-    return called(value, kind.members) if kind else getattr(value, "__name__", f"{value!r:.40}")
-
-
-def _slug(value: Any) -> str:
-    text = "".join(each if each.isalnum() or each in ".-" else "_" for each in str(value))
-    return text.strip("_") or "none"
+    if not kind:
+        return getattr(value, "__name__", f"{value!r:.40}")
+    options = fields(value) if is_dataclass(value) else ()
+    given = [(getattr(value, each.name), each.default) for each in options]
+    changed = [str(now) for now, usual in given if repr(now) != repr(usual)]
+    return " ".join([called(value, kind.members), *changed])

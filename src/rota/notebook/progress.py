@@ -21,11 +21,10 @@ class Progress:
     def begin(self, config: dict[str, Any]) -> None:
         """Show the run's name, or else its tasks' names."""
         from rota.cli.progress import rounds
-        from rota.scores import title
+        from rota.scores import of_all, title
 
         tasks = config["task"]
-        scores = {title(task["score"]) for task in tasks}
-        word = scores.pop() if len(scores) == 1 else "score"
+        word = title(of_all(task["score"] for task in tasks))
         name = self.title or ", ".join(task["name"] for task in tasks)
         self.show = self.open.enter_context(rounds(name, config["rounds"], word))
 

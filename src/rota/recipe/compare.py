@@ -67,7 +67,7 @@ def variants(config: Config, vary: list[str], seeds: int) -> dict[str, Variant]:
         for (keys, _), values in zip(axes, combination, strict=True):
             for key, value in zip(keys, values, strict=True):
                 changed, setting[key] = recipe.assign(changed, key, value), value
-            names.append("_".join(map(_slug, values)))
+            names.append("_".join(map(slug, values)))
         first = convert("seed", int, changed.get("seed", 0))
         for seed in range(first, first + seeds):
             name = "-".join([*names, f"seed{seed}"])
@@ -163,7 +163,7 @@ def _text(config: Any) -> str:
     return json.dumps(config, sort_keys=True, default=str)
 
 
-def _slug(value: Any) -> str:
+def slug(value: Any) -> str:
     """A value as a part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", shown(value)).strip("_")
 

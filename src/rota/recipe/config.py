@@ -34,7 +34,7 @@ from rota.plan import Task
 from rota.policies import KINDS
 from rota.recipe import registry, trust
 from rota.running.check import check_numbers
-from rota.scores import ERRORS, LOSSES, SCORES, Measure
+from rota.scores import ERRORS, MEASURES, Measure
 
 Config = dict[str, Any]
 
@@ -48,8 +48,6 @@ TOP: registry.Options = {
 }
 """The keys of a recipe that are no tables."""
 PARTS = registry.FIELDS
-MEASURES = {"loss": LOSSES, "score": SCORES}
-"""The keys of a task that name functions of outputs and targets, with rota's own."""
 
 
 def _task_options() -> registry.Options:

@@ -10,10 +10,8 @@ import numpy as np
 from rota.experiment import Experiment
 from rota.hints import called
 from rota.policies import KINDS
-from rota.scores import LOSSES, SCORES
+from rota.scores import MEASURES
 from rota.scores import name as name_of
-
-MEASURES = {"loss": LOSSES, "score": SCORES}
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:

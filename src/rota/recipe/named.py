@@ -9,7 +9,8 @@ from rota.errors import BadInput, did_you_mean
 from rota.plan import Task
 from rota.policies import KINDS
 from rota.recipe import registry
-from rota.recipe.config import MEASURES, _call, _make, _named, toml
+from rota.recipe.config import _call, _make, _named, toml
+from rota.scores import MEASURES
 
 
 def policy(kind: str, given: Any, tasks: Any) -> Any:

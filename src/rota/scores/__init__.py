@@ -7,7 +7,7 @@ numbers, and `WHOLE` has the function that makes one score of all lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,8 @@ SCORES: dict[str, Measure] = {
     "auc": auc,
     "f1": f1,
 }
+MEASURES = {"loss": LOSSES, "score": SCORES}
+"""The fields of a task that are functions of outputs and targets, with rota's own by name."""
 WHOLE: dict[Measure, Callable[[Array], float]] = {r2: _explained, auc: _area, f1: _balance}
 """Scores that are no means over the examples."""
 ERRORS: tuple[Measure, ...] = (mse, mae, huber, bce, cross_entropy)
@@ -174,6 +176,12 @@ def name(measure: Any, known: dict[str, Measure]) -> str:
         if measure is each:
             return word
     return str(getattr(measure, "__qualname__", type(measure).__name__))
+
+
+def of_all(words: Iterable[str]) -> str:
+    """The name of the score that all models have; "score" if they have several."""
+    found = set(words)
+    return found.pop() if len(found) == 1 else "score"
 
 
 def title(word: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.recipe.differences import flat
-from rota.scores import title
+from rota.scores import of_all, title
 
 DEEPEST = 4
 """Runs are looked for in this many levels of folders."""
@@ -139,8 +139,7 @@ class Run:
         """What the tasks are scored by, if it is the same for all."""
         places = (key.split(".") for key in self.config)
         scores = [".".join(each) for each in places if each[0] == "task" and each[-1] == "score"]
-        found = {str(self.config[key]) for key in scores}
-        return title(found.pop()) if len(found) == 1 else "score"
+        return title(of_all(str(self.config[key]) for key in scores))
 
     def told(self, name: str) -> dict[str, Any]:
         """What the list of runs shows."""
