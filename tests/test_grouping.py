@@ -695,6 +695,56 @@ def test_a_report_shows_groups_that_come_later(tmp_path: Path) -> None:
     assert "one: who was grouped with whom" not in both
 
 
+def regression(**changes: Any) -> Task:
+    """Clients of two kinds: one learns the first input, and the other its negative."""
+    generator = torch.Generator().manual_seed(0)
+    x = [torch.rand(20, 3, generator=generator) for _ in range(6)]
+    clients = [(each, each[:, :1] * (1 - client % 2 * 2)) for client, each in enumerate(x)]
+    data = rota.from_clients(clients, clients, validation=clients[0], name="slopes")
+    options = {"lr": 0.1, "batch": 5, "loss": "mse", "score": "mse", **changes}
+    return Task(lambda: torch.nn.Linear(3, 1), data, **options)
+
+
+@pytest.mark.parametrize(("score", "called"), [("mse", "mse"), ("r2", "r2")])
+def test_an_error_does_not_say_which_examples_are_right(score: str, called: str) -> None:
+    with pytest.raises(rota.BadInput, match=f"the score '{called}' does not say that: use group"):
+        rota.run([regression(score=score)], Full(), rounds=1, grouping=Selective())
+
+
+def test_a_score_of_the_whole_set_has_vectors_of_right_classes() -> None:
+    plain, auc, f1 = (
+        rota.run([replace(three_ways(), score=score)], Full(), rounds=2, grouping=Selective())
+        for score in ("accuracy", "auc", "f1")
+    )
+    assert members(plain) == THIRDS
+    for run in (auc, f1):
+        memory = run.state.policies["grouping"]
+        known = plain.state.policies["grouping"]
+        np.testing.assert_array_equal(memory["right.0"], known["right.0"])
+        assert members(run) == THIRDS
+
+
+def test_a_report_of_groups_says_once_who_holds_what_and_which_score_is_better(
+    tmp_path: Path,
+) -> None:
+    from rota.cli.report import write_page
+    from rota.report.history import measured, read
+
+    for name, grouping in (("one", Selective(threshold=0.0)), ("three", Selective())):
+        rota.run([three_ways()], Full(), rounds=2, grouping=grouping, out=tmp_path / name)
+    page = write_page([tmp_path / "three"], tmp_path / "three.html").read_text()
+    assert page.count("ata on each client") == 1
+    assert "3 groups, of 3, 3, 3 clients." in page
+    assert "One group, of 9 clients." in write_page([tmp_path / "one"], tmp_path / "a").read_text()
+    both = [tmp_path / "one", tmp_path / "three"]
+    page = write_page(both, tmp_path / "both.html").read_text()
+    assert page.count("ata on each client") == 1
+    rota.run([regression()], Full(), rounds=3, grouping=Local(), out=tmp_path / "errors")
+    run = read(tmp_path / "errors")
+    assert measured([run]) == ("mean squared error", "lower")
+    assert run.best == min(line["accuracy"] for line in run.tested)
+
+
 # ---- data that drift
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from rota import weights
+from rota import scores, weights
 from rota.arrays import Array
 from rota.data.federation import Examples
 from rota.errors import BadInput
 from rota.grouping.occasion import Groups, Occasion
 from rota.grouping.similar import Measure, find_threshold, place, similarity
 from rota.plan import State, Task
+from rota.scores import auc, f1, r2
 from rota.weights import Weights
 
 SAMPLE = 1000
@@ -61,7 +62,13 @@ class Selective:
                 raise BadInput(f"grouping.{key} is {value}: it must be at least 1")
 
     def check_task(self, task: Task, name: str) -> None:
-        """The server needs examples of its own."""
+        """The server needs examples of its own, which a model gets right or wrong."""
+        if task.better == "lower" or task.score is r2:
+            raise BadInput(
+                f"task '{name}': selective grouping asks which examples a local model gets right, "
+                f"and the score '{scores.name(task.score, scores.SCORES)}' does not say that: use "
+                "grouping ifca, cfl or pacfl, or a score such as accuracy"
+            )
         if getattr(task.data, "validation", None) is None:
             raise BadInput(
                 f"task '{name}': selective grouping tries local models on the server's own "
@@ -146,10 +153,17 @@ class Selective:
 
 @torch.no_grad()
 def correct(task: Task, module: nn.Module, model: Weights, examples: Examples) -> Array:
-    """Which of the examples a model gets right, by the task's score."""
+    """Which of the examples a model gets right: those with a score above one half.
+
+    AUC and F1 are no scores of single examples. There it is whether the class is the right one.
+    """
     weights.load(module, model)
     right = []
     for x, y in zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True):
-        outputs = module(x.to(model.params.device))
-        right.append(task.score(outputs, y.to(model.params.device)) > 0.5)
+        outputs, targets = module(x.to(model.params.device)), y.to(model.params.device)
+        if task.score in (auc, f1):
+            guess, truth = f1(outputs, targets).T
+            right.append(guess == truth)
+        else:
+            right.append(task.score(outputs, targets) > 0.5)
     return np.asarray(torch.cat(right).cpu().numpy())

@@ -157,16 +157,16 @@ def holdings(groups: list[Group]) -> list[Chart]:
     """Which client holds which data: a chart for each federation, by the groups' first seeds."""
     found: dict[str, tuple[str, dict[str, Any], list[Group]]] = {}
     for group in groups:
-        for model, entry in group.runs[0].data.items():
-            found.setdefault(json.dumps([model, entry]), (model, entry, []))[2].append(group)
-    several = len({model for model, _, _ in found.values()}) > 1
+        for task, entry in _by_task(group.runs[0]).items():
+            found.setdefault(json.dumps([task, entry]), (task, entry, []))[2].append(group)
+    several = len({task for task, _, _ in found.values()}) > 1
     charts = []
-    for number, (model, entry, whose) in enumerate(found.values()):
-        title = f"{model}: data on each client" if several else "Data on each client"
+    for number, (task, entry, whose) in enumerate(found.values()):
+        title = f"{task}: data on each client" if several else "Data on each client"
         if len(whose) < len(groups):
             title += f" ({'; '.join(group.label for group in whose)})"
         chart = Chart(f"data {number}", title, _in_words(entry))
-        if any(run.data.get(model) != entry for group in whose for run in group.runs):
+        if any(_by_task(run).get(task) != entry for group in whose for run in group.runs):
             chart.note += " The data are dealt anew for each seed; these are the first seed’s."
         labels = np.array(entry["labels"]) if "labels" in entry else None
         if labels is not None and len(labels) <= BARS and labels.shape[1] <= CLASSES:
@@ -175,6 +175,11 @@ def holdings(groups: list[Group]) -> list[Chart]:
             _heat(chart, entry, labels)
         charts.append(chart)
     return charts
+
+
+def _by_task(run: History) -> dict[str, Any]:
+    """A run's data, which the groups of a task share."""
+    return {task: run.data[model] for model, task in run.tasks.items()}
 
 
 def _in_words(entry: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ SETTINGS = 4
 """Groups are drawn for at most this many settings."""
 BARS = 150
 """The most clients with a bar each."""
+LISTED = 20
+"""The most groups whose sizes are named."""
 COLUMNS = {
     "own_mean": "Mean client",
     "own_worst": "Worst client",
@@ -123,8 +125,12 @@ def _alike(number: int, of: str, group: Group) -> list[Chart]:
         words = "ho was grouped with whom"
         chart = Chart(f"alike {number} {task}", f"{which}w{words}" if which else f"W{words}")
         members = entry["members"]
-        sizes = ", ".join(f"{len(each):,}" for each in members[:20])
+        sizes = ", ".join(f"{len(each):,}" for each in members[:LISTED])
         chart.note = f"{len(members)} groups, of {sizes} clients."
+        if len(members) == 1:
+            chart.note = f"One group, of {sizes} clients."
+        elif len(members) > LISTED:
+            chart.note = f"{len(members):,} groups, the first of {sizes} clients."
         chart.traces = [_heat(entry, members)]
         if "similarity" in entry:
             chart.note += " The darker, the more alike two clients are; groups follow each other."

@@ -44,6 +44,8 @@ class History:
     """For each model and layer, how often parts left out each unit, or group of neighbours."""
     data: dict[str, Any] = field(default_factory=dict)
     """data.json: for each model, which client holds how much of what."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """For each model, its task: with groups, a task has several models."""
     scores: dict[str, tuple[str, str]] = field(default_factory=dict)
     """For each model, its score's name and which is "better", higher or lower."""
     finished: bool = True
@@ -224,7 +226,8 @@ def _read(folder: Path) -> History:
         each = zip(data, config.get("task", []), strict=False)
         scores = {name: _score(task) for name, task in each if "score" in task}
         models = _names(lines) if lines and data else list(data)
-        data = {name: data[_task(name, data)] for name in models}
+        of = {model: _task(model, data) for model in models}
+        data = {model: data[task] for model, task in of.items()}
     except (OSError, ValueError, KeyError) as error:
         hint = f"leave {folder.name} out of the report, or run it again"
         raise BadInput(f"cannot read {path} ({error}): {hint}") from error
@@ -240,7 +243,8 @@ def _read(folder: Path) -> History:
         widths=widths,
         dropped=dropped,
         data=data,
-        scores={m: scores[t] for m in models if (t := _task(m, data)) in scores},
+        tasks=of,
+        scores={model: scores[task] for model, task in of.items() if task in scores},
         finished=bool(summary),
         wall_seconds=summary.get("wall_seconds"),
     )
