@@ -42,6 +42,8 @@ def numbers(method: str, balance: int, seed: int) -> dict[str, Any]:
 
 def finished(piece: Piece) -> dict[str, Any]:
     names = [f"{seed}" for seed in range(3)]
+    if piece.seed is not None:
+        names = [f"{piece.seed}"]
     if piece.rates:
         names = [f"lr {lr:g} seed {seed}" for lr in piece.rates for seed in range(3)]
     return {
@@ -77,6 +79,22 @@ def test_the_page_judges_what_is_finished() -> None:
     assert (
         "| Model 1 | FedAvg, global test | 4 x 5 | 32 | 82.1 | 82.1 | 82.1 | 82.1 |" in result.text
     )
+
+
+def test_a_large_models_runs_have_one_seed_each_and_are_paired_with_the_same_seeds() -> None:
+    some = [p for p in pieces() if p.place == "wide-0" and p.method == "fedavg"]
+    assert [p.data.first for p in some] == [p.seed for p in some] == list(range(5))
+    assert {p.data.seeds for p in some} == {1}
+    (classic,) = [p for p in pieces() if p.name == "classic-0-fedavg"]
+    found = {p.name: finished(p) for p in (some[2], some[0], classic)}
+    for each in found["wide-0-fedavg-seed2"]["runs"].values():
+        each["shared"] += 0.1
+    result = report(pieces(), found, False, "cpu")
+    (claim,) = [claim for claim in result.claims if "Model 3 beats Model 2" in claim.words]
+    assert "+5.00 points" in claim.words
+    (row,) = [r for r in result.rows if r["quantity"].startswith("Model 3, fedavg") and r["paper"]]
+    assert row["seeds"] == 2
+    assert "10 rounds of 1 local epoch; seeds: 2" in result.text
 
 
 def test_centralised_accuracies_far_from_the_papers_are_seen() -> None:

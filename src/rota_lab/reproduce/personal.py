@@ -76,7 +76,10 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Setting:
-    """A network, how many of the images there are, and how long it trains."""
+    """A network, how many of the images there are, and how long it trains.
+
+    It has `seeds` seeds, from `first` on.
+    """
 
     model: Callable[..., nn.Module]
     images: int
@@ -84,6 +87,7 @@ class Setting:
     seeds: int
     lr: float = 0.005
     tests: int = 5
+    first: int = 0
 
     @property
     def network(self) -> str:
@@ -92,8 +96,8 @@ class Setting:
 
 
 SETTINGS = {
-    "small": Setting(mlp, 4000, rounds=40, seeds=3, lr=0.05, tests=4),
-    "early": Setting(cnn, 70_000, rounds=50, seeds=1),
+    "small": Setting(mlp, 4000, rounds=40, seeds=12, lr=0.05, tests=4, first=3),
+    "early": Setting(cnn, 70_000, rounds=20, seeds=1),
     "whole": Setting(cnn, 70_000, rounds=2000, seeds=1, tests=20),
     "tiny": Setting(mlp, 1200, rounds=6, seeds=2, lr=0.05, tests=2),
 }
@@ -181,7 +185,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 def load(setting: Setting, split: str) -> list[Federation]:
     """One federation per seed."""
-    return [_federation(setting, split, seed) for seed in range(setting.seeds)]
+    return [_federation(setting, split, setting.first + k) for k in range(setting.seeds)]
 
 
 def _federation(setting: Setting, split: str, seed: int) -> Federation:
@@ -243,9 +247,10 @@ def one(data: list[Federation], piece: Piece, runner: Runner) -> tuple[Found, st
     """Play one run of all seeds: the numbers of each test."""
     in_time(runner.deadline)
     setting = SETTINGS[piece.setting]
+    seeds = range(setting.first, setting.first + setting.seeds)
     tasks = [
         rota.Task(setting.model, each, lr=setting.lr, batch=10, name=str(seed))
-        for seed, each in enumerate(data)
+        for seed, each in zip(seeds, data, strict=True)
     ]
     run = rota.run(
         tasks,
@@ -253,13 +258,17 @@ def one(data: list[Federation], piece: Piece, runner: Runner) -> tuple[Found, st
         estimator=FedAvg(),
         rounds=setting.rounds,
         evaluate=setting.rounds // setting.tests,
+        seed=setting.first,
         device=runner.device,
         precision=runner.precision,
         watch=lambda record: in_time(runner.deadline),
         **METHODS[piece.method](),
     )
     told = [record for record in run.records if tested(record)]
-    curves = {str(seed): [numbers(r, seed, each) for r in told] for seed, each in enumerate(data)}
+    curves = {
+        str(seed): [numbers(r, seed, each) for r in told]
+        for seed, each in zip(seeds, data, strict=True)
+    }
     found = {
         "runs": {seed: curve[-1] for seed, curve in curves.items()},
         "curves": curves,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,12 @@ WORK = {
     "digits": Work(lr=0.1, rounds=12, batch=10),
 }
 """For the paper's models 1, 2 and 3, and for the short version."""
+ALONE = ("wide",)
+"""The models whose runs have one seed each."""
 RATES = (0.01, 0.03, 0.1, 0.3)
 VARIED = ((1, 32), (5, 32), (1, 128))
-"""Local epochs and sizes of mini-batches in the sweep. The epochs of all rounds together stay."""
+"""Local epochs and sizes of mini-batches in the sweep. The epochs of all rounds together stay, so
+that there is also a line in which all are in one round."""
 SWEEP = 3
 """Seeds of the sweep."""
 
@@ -59,7 +63,8 @@ SWEEP = 3
 class Piece:
     """One run of all seeds: a model, the percentage of balanced data, a method, and the work.
 
-    A piece of the sweep has all learning rates in RATES.
+    A piece of the sweep has all learning rates in RATES. A piece with a `seed` has only that one:
+    the model is so large that all seeds together would take hours on a few cores.
     """
 
     model: str
@@ -67,6 +72,7 @@ class Piece:
     method: str
     work: Work
     rates: tuple[float, ...] = ()
+    seed: int | None = None
 
     @property
     def place(self) -> str:
@@ -76,20 +82,23 @@ class Piece:
 
     @property
     def name(self) -> str:
-        return f"{self.place}-{self.method}"
+        alone = "" if self.seed is None else f"-seed{self.seed}"
+        return f"{self.place}-{self.method}{alone}"
 
     @property
     def words(self) -> set[str]:
         """What `--only` may call it."""
         if self.rates:
             return {"sweep", f"sweep-{self.model}", self.place, self.name}
-        return {self.model, self.method, self.place, self.name}
+        return {self.model, self.method, self.place, f"{self.place}-{self.method}", self.name}
 
     @property
     def data(self) -> Data:
         if self.model == "digits":
             return Data("digits", self.balance, False, 2, validation=200)
         central = self.method == CENTRAL
+        if self.seed is not None:
+            return Data("mnist", self.balance, central, 1, first=self.seed)
         return Data("mnist", self.balance, central, SWEEP if self.rates else SEEDS)
 
 
@@ -101,10 +110,11 @@ def pieces() -> list[Piece]:
             for balance in balances:
                 rivals = RIVALS if balance in (0, 50, 100) else {}
                 central = [CENTRAL] if balance == 100 else []
-                for method in (*METHODS, *rivals, *central):
-                    out.append(Piece(model, balance, method, WORK[model]))
+                seeds = range(SEEDS) if model in ALONE else [None]
+                for seed, method in product(seeds, (*METHODS, *rivals, *central)):
+                    out.append(Piece(model, balance, method, WORK[model], seed=seed))
     for model in ("small", "classic", "wide"):
-        for epochs, batch in VARIED:
+        for epochs, batch in (*VARIED, (WORK[model].rounds, 32)):
             rounds = WORK[model].rounds // epochs
             work = replace(WORK[model], rounds=rounds, batch=batch, epochs=epochs)
             out += [Piece(model, 0, method, work, RATES) for method in ("fedavg", "selective")]
@@ -163,7 +173,7 @@ def one(data: list[Federation], piece: Piece, runner: Runner) -> tuple[Found, st
     tasks = {
         f"lr {lr:g} seed {seed}" if piece.rates else f"{seed}": (each, lr)
         for lr in piece.rates or (piece.work.lr,)
-        for seed, each in enumerate(data)
+        for seed, each in enumerate(data, start=piece.data.first)
     }
     found = play(
         MODELS[piece.model],
@@ -172,7 +182,8 @@ def one(data: list[Federation], piece: Piece, runner: Runner) -> tuple[Found, st
         grouping,
         runner.device,
         runner.precision,
-        tests=4 if piece.rates else 1,
+        tests=min(4, piece.work.rounds) if piece.rates else 1,
+        seed=piece.data.first,
     )
     shared = [each["shared"] for each in found["runs"].values()]
     return found, f"on the global test {min(shared):.4f} to {max(shared):.4f}"

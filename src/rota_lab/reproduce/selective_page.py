@@ -26,22 +26,32 @@ class Table:
     """The finished runs, without those of the sweep: numbers by seed."""
 
     def __init__(self, pieces: Sequence[Any], found: dict[str, Found]) -> None:
-        self.parts = {
-            (p.model, p.balance, p.method): found[p.name]
-            for p in pieces
-            if p.name in found and not p.rates
-        }
+        self.parts: dict[tuple[str, int, str], Found] = {}
+        for p in pieces:
+            if p.name in found and not p.rates:
+                key, part = (p.model, p.balance, p.method), found[p.name]
+                runs = {**self.parts.get(key, {}).get("runs", {}), **part["runs"]}
+                self.parts[key] = {**part, "runs": runs}
         self.models = [m for m in TITLES if any(key[0] == m for key in self.parts)]
 
-    def values(self, model: str, balance: int, method: str, key: str) -> list[float]:
+    def by_seed(self, model: str, balance: int, method: str, key: str) -> dict[str, float]:
         """A number of each seed; none if the run is not finished."""
         runs = self.parts.get((model, balance, method), {}).get("runs", {})
-        return [run[key] for run in runs.values() if key in run]
+        return {seed: run[key] for seed, run in runs.items() if key in run}
+
+    def values(self, model: str, balance: int, method: str, key: str) -> list[float]:
+        """The same, without the seeds' names."""
+        return list(self.by_seed(model, balance, method, key).values())
 
     def apart(self, model: str, balance: int, one: str, two: str, key: str) -> list[float]:
         """The difference of two methods, seed by seed."""
-        a, b = (self.values(model, balance, name, key) for name in (one, two))
-        return [x - y for x, y in zip(a, b, strict=False)]
+        a, b = (self.by_seed(model, balance, name, key) for name in (one, two))
+        return paired(a, b)
+
+
+def paired(one: dict[str, float], two: dict[str, float]) -> list[float]:
+    """The differences for the seeds that both have."""
+    return [one[seed] - two[seed] for seed in one if seed in two]
 
 
 def report(pieces: Sequence[Any], found: dict[str, Found], quick: bool, device: str) -> Result:
@@ -143,8 +153,8 @@ def _complexity(runs: Table) -> list[Statement]:
     """FedAvg at 0 % on the global test rises with the model's complexity."""
     out = []
     for one, two in (("small", "classic"), ("classic", "wide")):
-        a, b = (runs.values(model, 0, "fedavg", "shared") for model in (one, two))
-        values = [y - x for x, y in zip(a, b, strict=False)]
+        a, b = (runs.by_seed(model, 0, "fedavg", "shared") for model in (one, two))
+        values = paired(b, a)
         words = f"FedAvg at 0 % on the global test: {TITLES[two]} beats {TITLES[one]}"
         out.append(Statement(words, values, POINTS, 0.01))
     return out

@@ -36,15 +36,13 @@ def text(
         lines.append("The short version is on scikit-learn's 8x8 digits.")
     for model in runs.models:
         work = next(p.work for p in pieces if p.model == model and not p.rates)
+        seeds = sorted({len(part["runs"]) for key, part in runs.parts.items() if key[0] == model})
         lines.append(
             f"- {titles[model]}: lr {work.lr:g}, mini-batches of {work.batch}, {work.rounds} "
-            f"rounds of {work.epochs} local epoch"
+            f"rounds of {work.epochs} local epoch; seeds: {' or '.join(map(str, seeds))}"
         )
     done = sum(p.name in found for p in pieces)
-    seeds = sorted({len(part["runs"]) for part in runs.parts.values()})
-    lines += ["", f"{done} of {len(pieces)} runs are finished; the others are left out. "]
-    if seeds:
-        lines[-1] += f"A run has {' or '.join(map(str, seeds))} seeds."
+    lines += ["", f"{done} of {len(pieces)} runs are finished; the others are left out."]
     machines = sorted({part["machine"] for part in found.values()})
     precisions = sorted({part["precision"] for part in found.values()})
     if machines:

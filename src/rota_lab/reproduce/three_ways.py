@@ -31,13 +31,17 @@ THIRDS = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 @dataclass(frozen=True)
 class Data:
-    """Which data a part needs: the percentage of balanced data, or all data on one node."""
+    """Which data a part needs: the percentage of balanced data, or all data on one node.
+
+    There is one federation for each of `seeds` seeds, from `first` on.
+    """
 
     source: str
     balance: int
     central: bool
     seeds: int
     validation: int = 10_000
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def images() -> tuple[Examples, Examples]:
 
 def load(data: Data) -> list[Federation]:
     """One federation per seed."""
-    return [_federation(data, seed) for seed in range(data.seeds)]
+    return [_federation(data, data.first + k) for k in range(data.seeds)]
 
 
 def _federation(data: Data, seed: int) -> Federation:
@@ -80,10 +84,11 @@ def play(
     precision: str,
     tests: int = 1,
     devices: Devices | None = None,
+    seed: int = 0,
 ) -> Found:
     """Train on several federations at once, each with its learning rate: the numbers of each.
 
-    The models are tested `tests` times, after equal numbers of rounds.
+    The models are tested `tests` times, after equal numbers of rounds. `seed` is the run's.
     """
     tasks = [
         rota.Task(model, data=each, lr=lr, batch=work.batch, epochs=work.epochs, name=name)
@@ -97,6 +102,7 @@ def play(
         rounds=work.rounds,
         evaluate=max(1, work.rounds // tests),
         devices=devices,
+        seed=seed,
         device=device,
         precision=precision,
     )
