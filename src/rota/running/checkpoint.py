@@ -45,8 +45,9 @@ def save(folder: Path, state: State, wall_seconds: float, config: dict[str, Any]
         numbers = {key: getattr(state, key) for key in PLAIN}
         tasks = [model.task for model in state.models]
         numbers |= {"tasks": tasks, "arrays": _arrays(state), "config": config}
-        more = {"digest": _digest(aside, numbers), "wall_seconds": wall_seconds}
-        (aside / NUMBERS).write_text(json.dumps(numbers | more) + "\n")
+        numbers["wall_seconds"] = wall_seconds
+        whole = numbers | {"digest": _digest(aside, numbers)}
+        (aside / NUMBERS).write_text(json.dumps(whole) + "\n")
         for path in (aside / TENSORS, aside / NUMBERS, aside):
             sync(path)
         aside.rename(target)
@@ -99,8 +100,8 @@ def _numbers(path: Path) -> dict[str, Any] | None:
         numbers = json.loads((path / NUMBERS).read_bytes())
         if not isinstance(numbers, dict):
             return None
-        wall, digest = numbers.pop("wall_seconds"), numbers.pop("digest")
-        return numbers | {"wall_seconds": wall} if digest == _digest(path, numbers) else None
+        digest = numbers.pop("digest")
+        return numbers if digest == _digest(path, numbers) else None
     except (OSError, ValueError, KeyError, RecursionError):
         return None
 
