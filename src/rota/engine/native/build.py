@@ -31,7 +31,7 @@ from rota.engine.machine import processor
 from rota.engine.native.structures import Program
 from rota.files import replacing, sync
 
-SOURCES = ("rota.c", "product.h", "convolution.h", "elementwise.h")
+SOURCES = ("rota.c", "product.h", "convolution.h", "elementwise.h", "groups.h")
 NUMBERS = {torch.float32: "float", torch.float64: "double"}
 FLAGS = (
     "-march=native",

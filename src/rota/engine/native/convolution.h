@@ -12,7 +12,6 @@ typedef struct {
 
 #define RESULTS 4 /* a tile gives 4 x 4 */
 #define WIDEST 8
-#define UNROLL _Pragma("GCC unroll 8")
 
 /* B^T: a line of an input tile, at all points. */
 INLINE to_points(int tile, const V *x, V *y) {

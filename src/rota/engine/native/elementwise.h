@@ -170,6 +170,38 @@ static R sum_apart(const R *a, int64_t n, int64_t stride, R shift, int squared) 
   return rest;
 }
 
+/* The sum of a[i] b[i]. */
+static R sum_of_products(const R *a, const R *b, int64_t n) {
+  int64_t i = 0;
+  V sum = {0};
+  for (; i + LANES <= n; i += LANES) sum += load(a + i) * load(b + i);
+  R rest = sum_lanes(sum);
+  for (; i < n; i++) rest += a[i] * b[i];
+  return rest;
+}
+
+/* The largest of n numbers; NaN if one is. */
+static R largest_of(const R *a, int64_t n) {
+  int64_t i = 0;
+  R most = -INFINITY;
+  if (n >= LANES) {
+    V best = load(a);
+    for (i = LANES; i + LANES <= n; i += LANES) best = larger(load(a + i), best);
+    for (int64_t l = 0; l < LANES; l++) most = best[l] <= most ? most : best[l];
+  }
+  for (; i < n; i++) most = a[i] <= most ? most : a[i];
+  return most;
+}
+
+/* o = exp(a - most), and 0 where a is -inf; returns their sum. */
+static R exponentials(int64_t n, const R *a, R most, R *o) {
+  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) {
+    R e = exponential(a[i] - most);
+    o[i] = a[i] == -INFINITY ? 0 : e;
+  }
+  return sum_apart(o, n, 1, 0, 0);
+}
+
 /* One group of n[2] x n[3] numbers: o = (a - mean) / sqrt(variance + eps). */
 static void normalise(const int64_t *n, R *o, const int64_t *so, const R *a, const int64_t *sa,
                       R *stats, R eps) {

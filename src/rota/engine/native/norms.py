@@ -8,12 +8,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rota.engine.native.operators import rule, summed
 from rota.engine.native.program import Place, Unsupported, Writer
-from rota.engine.native.structures import NORM, NORM_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD
+from rota.engine.native.structures import (
+    GROUP_BACKWARD,
+    GROUP_FACTORS,
+    GROUP_SCALED,
+    GROUP_STATS,
+    GROUP_SUMS,
+    NORM,
+    NORM_BACKWARD,
+    SOFTMAX,
+    SOFTMAX_BACKWARD,
+)
 
 aten = torch.ops.aten
+SPARE = 16
+"""Numbers of a vector of rota.c, at most."""
 
 
 def _rows(place: Place, dim: int) -> list[int]:
@@ -104,11 +117,8 @@ def _layer_norm_backward(
     d_input = d_weight = d_bias = None
     if wanted[0]:
         inner = _affine(w, gradient, weight, None, shape)
-        stats = mean.seen(mean.like.as_strided([a.like.numel() // max(1, wide), 2], [2, 1]))
-        if (mean.block, mean.start + mean.like.itemsize) != (scale.block, scale.start):
-            raise Unsupported("a LayerNorm whose statistics come from elsewhere")
-        d_input = w.new(a.shape)
         rows = [a.like.numel() // max(1, wide), wide]
+        stats, d_input = _both(mean, scale, rows[0]), w.new(a.shape)
         w.emit(NORM_BACKWARD, [d_input, inner, a, stats], rows)
     if wanted[1]:
         apart = w.each("sub", w.new(a.shape), a, mean)
@@ -133,16 +143,75 @@ def _group_norm(
     groups: int,
     eps: float,
 ) -> list[Place]:
-    each = channels // groups
-    if a.like.dim() == 4 and a.like.is_contiguous(memory_format=torch.channels_last):
-        shape, strides = [n, groups, pixels, each], [channels * pixels, each, channels, 1]
-    else:
+    image = _pixels_last(w, a, n, channels)
+    stats, space = w.new([n * groups, 2]), w.scratch(channels + SPARE)
+    shape = [n, pixels, channels, groups]
+    (bits,) = struct.unpack("q", struct.pack("d", eps))
+    w.emit(GROUP_STATS, [stats, image, space], shape, extra=[bits])
+    mean, scale = (stats.seen(stats.like[:, i].view(n, groups)) for i in range(2))
+    factor, shift = (w.new([n, groups, channels // groups]) for _ in range(2))
+    w.each("copy", factor, scale.seen(scale.like.unsqueeze(-1)))
+    if weight is not None:
+        weight = w.contiguous(weight)
+        w.each("mul", factor, factor, weight.seen(weight.like.view(groups, -1)))
+    w.each("mul", shift, factor, mean.seen(mean.like.unsqueeze(-1)))
+    w.each("neg", shift, shift)
+    if bias is not None:
+        bias = w.contiguous(bias)
+        w.each("add", shift, shift, bias.seen(bias.like.view(groups, -1)))
+    out = w.like(image, image.shape)
+    w.emit(GROUP_SCALED, [out, image, factor, shift], shape)
+    return [out.seen(_unflattened(out.like, a.shape)), mean, scale]
+
+
+@rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    w: Writer,
+    target: Any,
+    gradient: Place,
+    a: Place,
+    mean: Place,
+    scale: Place,
+    weight: Place | None,
+    n: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    wanted: Sequence[bool],
+) -> list[Place | None]:
+    gradient, image = (_pixels_last(w, each, n, channels) for each in (gradient, a))
+    stats, shape = _both(mean, scale, n * groups), [n, pixels, channels, groups]
+    sums, factors = w.new([n, 2, channels]), w.new([n, 3, channels])
+    w.emit(GROUP_SUMS, [sums, gradient, image, stats], shape)
+    d_input = None
+    if wanted[0]:
+        own = weight and w.contiguous(weight)
+        w.emit(GROUP_FACTORS, [factors, sums, stats, own], shape, extra=[int(own is not None)])
+        out = w.like(image, image.shape)
+        w.emit(GROUP_BACKWARD, [out, gradient, image, factors], shape)
+        d_input = out.seen(_unflattened(out.like, a.shape))
+    d_bias, d_weight = (
+        summed(w, sums.seen(sums.like[:, i]), [0], False) if wanted[2 - i] else None
+        for i in range(2)
+    )
+    return [d_input, d_weight, d_bias]
+
+
+def _pixels_last(w: Writer, a: Place, n: int, channels: int) -> Place:
+    """A tensor with any number of axes as images [n, channels, high, wide], channels last."""
+    if a.like.dim() != 4:
         a = w.contiguous(a)
-        shape = [n, groups, 1, each * pixels]
-        strides = [channels * pixels, each * pixels, 0, 1]
-    out, *stats = _normalised(w, a, shape, strides, eps)
-    along = [channels, *[1] * (a.like.dim() - 2)]
-    return [
-        _affine(w, out, weight, bias, along),
-        *(each.seen(each.like.view(n, groups)) for each in stats),
-    ]
+        a = a.seen(a.like.view(n, channels, -1, 1))
+    return w.channels_last(a)
+
+
+def _unflattened(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """The layout of an image as a tensor that had another number of axes."""
+    return like if len(shape) == 4 else like.squeeze(-1).view(shape)
+
+
+def _both(mean: Place, scale: Place, number: int) -> Place:
+    """Means and 1 / sd as one tensor [number, 2], as which a normalisation has written them."""
+    if (mean.block, mean.start + mean.like.itemsize) != (scale.block, scale.start):
+        raise Unsupported("a normalisation whose statistics come from elsewhere")
+    return mean.seen(mean.like.as_strided([number, 2], [2, 1]))

@@ -9,6 +9,7 @@
 #define VECTOR_BYTES 32
 #endif
 #define LANES ((int64_t)(VECTOR_BYTES / sizeof(R)))
+#define LANES_AT_MOST (VECTOR_BYTES / 4)
 typedef R V __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(R)), may_alias));
 typedef __typeof__((V){0} < (V){0}) Mask; /* integers as wide as R, all bits 1 where true */
 
@@ -66,6 +67,9 @@ static inline void store_masked(R *p, V v, int64_t n) {
 /* a where m is true, else b. */
 static inline V choose(Mask m, V a, V b) { return (V)((m & (Mask)a) | (~m & (Mask)b)); }
 
+/* The larger numbers; NaN where one is. */
+static inline V larger(V a, V b) { return choose((a > b) | (a != a), a, b); }
+
 /* Keep a vector in its register: a compiler may think that loading it again costs nothing. */
 #ifdef __AVX__
 #define HELD(v) __asm__("" : "+x"(v))
@@ -73,13 +77,88 @@ static inline V choose(Mask m, V a, V b) { return (V)((m & (Mask)a) | (~m & (Mas
 #define HELD(v) (void)0
 #endif
 
+/* a0 b0 a1 b1 ... of the first or the last halves of a and b. */
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLES
+#endif
+#endif
+#ifdef SHUFFLES
+typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
+typedef double Doubles __attribute__((vector_size(VECTOR_BYTES)));
+#if VECTOR_BYTES == 64
+#define LOW_4 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_4 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define LOW_8 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_8 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW_4 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_4 4, 12, 5, 13, 6, 14, 7, 15
+#define LOW_8 0, 4, 1, 5
+#define HIGH_8 2, 6, 3, 7
+#endif
+#define ZIP(half, a, b) \
+  (sizeof(R) == 4 ? (V)__builtin_shufflevector((Floats)(a), (Floats)(b), half##_4) \
+                  : (V)__builtin_shufflevector((Doubles)(a), (Doubles)(b), half##_8))
+static inline V zip_low(V a, V b) { return ZIP(LOW, a, b); }
+static inline V zip_high(V a, V b) { return ZIP(HIGH, a, b); }
+#else
+static inline V zip(V a, V b, int64_t from) {
+  V v;
+  for (int64_t i = 0; i < LANES / 2; i++) {
+    v[2 * i] = a[from + i];
+    v[2 * i + 1] = b[from + i];
+  }
+  return v;
+}
+
+static inline V zip_low(V a, V b) { return zip(a, b, 0); }
+static inline V zip_high(V a, V b) { return zip(a, b, LANES / 2); }
+#endif
+
+#define INLINE static inline __attribute__((always_inline)) void
+#define UNROLL _Pragma("GCC unroll 16")
+
+INLINE add_halves(int half, V *v) {
+  UNROLL for (int i = 0; i < half; i++)
+    v[i] = zip_low(v[i], v[i + half]) + zip_high(v[i], v[i + half]);
+}
+
+/* The sum of each of LANES vectors, which are overwritten. */
+static inline __attribute__((always_inline)) V sums_of(V *v) {
+  if (LANES >= 16) add_halves(8, v);
+  if (LANES >= 8) add_halves(4, v);
+  add_halves(2, v);
+  add_halves(1, v);
+  return v[0];
+}
+
+INLINE zip_halves(V *v) {
+  V w[LANES_AT_MOST];
+  UNROLL for (int i = 0; i < LANES / 2; i++) {
+    w[2 * i] = zip_low(v[i], v[i + LANES / 2]);
+    w[2 * i + 1] = zip_high(v[i], v[i + LANES / 2]);
+  }
+  UNROLL for (int i = 0; i < LANES; i++) v[i] = w[i];
+}
+
+/* LANES rows of LANES numbers, as columns. */
+INLINE transpose(const R *a, int64_t a_m, R *out, int64_t of_row) {
+  V v[LANES_AT_MOST];
+  UNROLL for (int i = 0; i < LANES; i++) v[i] = load(a + i * a_m);
+  if (LANES >= 16) zip_halves(v);
+  if (LANES >= 8) zip_halves(v);
+  zip_halves(v);
+  zip_halves(v);
+  UNROLL for (int i = 0; i < LANES; i++) store(out + i * of_row, v[i]);
+}
+
 static inline R sum_lanes(V v) {
   for (int64_t half = LANES / 2; half; half /= 2)
     for (int64_t i = 0; i < half; i++) v[i] += v[i + half];
   return v[0];
 }
 
-#define INLINE static inline __attribute__((always_inline)) void
 /* Rows of a tile of C. With two vectors of columns it fills the registers. */
 #define ROWS 6
 /* Depth of a block of A and B. Two vectors of columns of B then fit into the first cache. */
@@ -88,9 +167,15 @@ static inline R sum_lanes(V v) {
 #define HEIGHT 96
 /* If A and B are less deep than this, most of the memory is C's, so C is computed row by row. */
 #define SHALLOW 32
+/* Rows of A and of B whose dot products are computed together. They fill the registers, and their
+   number is a multiple of LANES. */
+#define BAND 4
+#define COLUMNS (VECTOR_BYTES / 16)
+typedef R Few
+    __attribute__((vector_size(COLUMNS * sizeof(R)), aligned(sizeof(R)), may_alias));
 /* Numbers of each row that a product of rows takes at a time. A few rows of A then fit into the
    first cache. */
-#define LONG 512
+#define LONG 1024
 /* How many rows of B are fetched in advance. Each row of a large B is on a page of its own. */
 #define AHEAD 16
 
@@ -176,36 +261,43 @@ static int64_t band(int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k, 
   return j;
 }
 
-/* C = keep * C + sign * A B^T by dot products, for one or two columns of C and up to five rows. The
-   rows of A and B are contiguous. */
-INLINE dots(int m, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n, R *c, int64_t c_m,
-            int two, int keep, R sign) {
-  V first[5], second[5];
-#pragma GCC unroll 5
-  for (int i = 0; i < m; i++) first[i] = second[i] = (V){0};
+/* C = keep * C + sign * A B^T by dot products, for some rows of A and B, which are contiguous. Of B
+   there are COLUMNS rows, or the last `columns` of C, whose row is then read again. */
+INLINE dots(int m, int64_t columns, int64_t k, const R *a, int64_t a_m, const R *b, int64_t b_n,
+            R *c, int64_t c_m, int ahead, int keep, R sign) {
+  V sums[BAND * COLUMNS];
+  const R *row[COLUMNS];
+  UNROLL for (int i = 0; i < BAND * COLUMNS; i++) sums[i] = (V){0};
+  UNROLL for (int q = 0; q < COLUMNS; q++) row[q] = b + (q < columns ? q : columns - 1) * b_n;
   int64_t j = 0;
   for (; j + LANES <= k; j += LANES) {
-    V p = load(b + j), q = two ? load(b + b_n + j) : p;
-    __builtin_prefetch(b + 2 * b_n + j);
-    if (two) __builtin_prefetch(b + 3 * b_n + j);
-#pragma GCC unroll 5
-    for (int i = 0; i < m; i++) {
+    V y[COLUMNS];
+    UNROLL for (int q = 0; q < COLUMNS; q++) y[q] = load(row[q] + j);
+    if (ahead)
+      UNROLL for (int q = 0; q < COLUMNS; q++) __builtin_prefetch(row[q] + COLUMNS * b_n + j);
+    UNROLL for (int i = 0; i < m; i++) {
       V x = load(a + i * a_m + j);
       HELD(x);
-      first[i] += x * p;
-      if (two) second[i] += x * q;
+      UNROLL for (int q = 0; q < COLUMNS; q++) sums[i * COLUMNS + q] += x * y[q];
     }
   }
-#pragma GCC unroll 5
-  for (int i = 0; i < m; i++) {
-    R s = sum_lanes(first[i]), t = two ? sum_lanes(second[i]) : 0;
-    for (int64_t l = j; l < k; l++) {
-      s += a[i * a_m + l] * b[l];
-      if (two) t += a[i * a_m + l] * b[b_n + l];
+  if (j < k)
+    UNROLL for (int i = 0; i < m; i++) {
+      V x = load_masked(a + i * a_m + j, k - j);
+      UNROLL for (int q = 0; q < COLUMNS; q++)
+        sums[i * COLUMNS + q] += x * load_masked(row[q] + j, k - j);
     }
+  R found[BAND * COLUMNS];
+  UNROLL for (int i = 0; i < m * COLUMNS; i += (int)LANES) store(found + i, sums_of(sums + i));
+  UNROLL for (int i = 0; i < m; i++) {
     R *out = c + i * c_m;
-    out[0] = (keep ? out[0] : 0) + sign * s;
-    if (two) out[1] = (keep ? out[1] : 0) + sign * t;
+    if (columns == COLUMNS) {
+      Few v = sign * *(Few *)(found + i * COLUMNS);
+      if (keep) v += *(Few *)out;
+      *(Few *)out = v;
+    } else
+      for (int64_t q = 0; q < columns; q++)
+        out[q] = (keep ? out[q] : 0) + sign * found[i * COLUMNS + q];
   }
 }
 
@@ -214,23 +306,38 @@ static void product_of_rows(int64_t m, int64_t n, int64_t k, const R *a, int64_t
                             int64_t b_n, R *c, int64_t c_m, int keep, R sign) {
   for (int64_t from = 0; from < k; from += LONG, a += LONG, b += LONG, keep = 1) {
     int64_t some = k - from < LONG ? k - from : LONG;
-    for (int64_t j = 0; j < n; j += 2) {
-      int two = j + 1 < n;
-      int64_t i = 0;
-#define CALL(rows) \
-  if (two) \
-    dots(rows, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 1, keep, sign); \
-  else dots(rows, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, 0, keep, sign)
-      for (; i + 5 <= m; i += 5) { CALL(5); }
+    for (int64_t j = 0; j < n; j += COLUMNS) {
+      int64_t i = 0, columns = n - j < COLUMNS ? n - j : COLUMNS;
+#define CALL(rows, columns, ahead) \
+  dots(rows, columns, some, a + i * a_m, a_m, b + j * b_n, b_n, c + i * c_m + j, c_m, ahead, keep, \
+       sign)
+      if (columns == COLUMNS)
+        for (; i + BAND <= m; i += BAND)
+          if (i) CALL(BAND, COLUMNS, 0);
+          else CALL(BAND, COLUMNS, 1);
+      else
+        for (; i + BAND <= m; i += BAND) CALL(BAND, columns, 0);
       switch (m - i) {
-      case 4: CALL(4); break;
-      case 3: CALL(3); break;
-      case 2: CALL(2); break;
-      case 1: CALL(1); break;
+      case 3: CALL(3, columns, 0); break;
+      case 2: CALL(2, columns, 0); break;
+      case 1: CALL(1, columns, 0); break;
       }
 #undef CALL
     }
   }
+}
+
+/* Some columns of B as a panel of two vectors of columns, whose rows are contiguous. */
+static void pack(int64_t columns, int64_t deep, const R *b, int64_t b_k, int64_t b_n, R *panel) {
+  int64_t wide = 2 * LANES, l = 0;
+  if (b_k == 1 && columns == wide)
+    for (; l + LANES <= deep; l += LANES) {
+      transpose(b + l, b_n, panel + l * wide, wide);
+      transpose(b + LANES * b_n + l, b_n, panel + l * wide + LANES, wide);
+    }
+  for (; l < deep; l++)
+    for (int64_t i = 0; i < wide; i++)
+      panel[l * wide + i] = i < columns ? b[l * b_k + i * b_n] : 0;
 }
 
 /* C[m, n] = keep * C + sign * A[m, k] B[k, n]. One of C's strides must be 1. `space` holds DEPTH *
@@ -258,9 +365,7 @@ static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, in
     const R *right = b + from * b_k;
     if (b_n != 1) { /* copy B into panels of `wide` columns, whose rows are contiguous */
       for (int64_t j = 0; j < n; j += wide)
-        for (int64_t l = 0; l < deep; l++)
-          for (int64_t i = 0; i < wide; i++)
-            space[j * deep + l * wide + i] = j + i < n ? right[l * b_k + (j + i) * b_n] : 0;
+        pack(n - j < wide ? n - j : wide, deep, right + j * b_n, b_k, b_n, space + j * deep);
     }
     int64_t step = k < SHALLOW ? ROWS : HEIGHT;
     int64_t of_row = b_n != 1 ? wide : b_k, of_pair = b_n != 1 ? wide * deep : wide;

@@ -215,11 +215,11 @@ class Writer:
         A piece takes the first gap that is large enough when it is first used, and keeps it until
         it was last used.
         """
-        lives = self._lives()
+        lives = self.lives()
         for now, (instruction, operands) in enumerate(self.code):
             if instruction.code < PRODUCT:
                 _in_place(now, operands, lives)
-        lives = self._lives()
+        lives = self.lives()
         _lay_out(lives, len(self.code))
         arena = max((block.offset + block.size for block in lives), default=0)
         if arena > MOST:
@@ -237,7 +237,7 @@ class Writer:
         code = (Instruction * len(self.code))(*(instruction for instruction, _ in self.code))
         return Code(code, arena, bytes(self.constants), self._touched())
 
-    def _lives(self) -> dict[Block, list[int]]:
+    def lives(self) -> dict[Block, list[int]]:
         """When each piece of the arena is first and last used."""
         lives: dict[Block, list[int]] = {}
         for now, (_, operands) in enumerate(self.code):
@@ -278,14 +278,14 @@ def _in_place(now: int, operands: Sequence[Place | None], lives: dict[Block, lis
     if out.block is None or lives[out.block.own][0] != now:
         return
     for block in dict.fromkeys(place.piece for place in inputs if place.piece is not None):
-        same = all(_layout(place) == _layout(out) for place in inputs if place.piece is block)
+        same = all(layout(place) == layout(out) for place in inputs if place.piece is block)
         if same and block.size == out.block.size and lives[block][1] == now:
             lives[block][1] = lives[out.block][1]
             out.block.merged = block
             return
 
 
-def _layout(place: Place) -> tuple[int, torch.Size, tuple[int, ...]]:
+def layout(place: Place) -> tuple[int, torch.Size, tuple[int, ...]]:
     return place.start, place.shape, place.like.stride()
 
 

@@ -20,6 +20,7 @@
 #include "product.h"
 #include "convolution.h"
 #include "elementwise.h"
+#include "groups.h"
 
 /* structures.py has these constants and structures too. */
 #define DIMS 5
@@ -99,7 +100,8 @@ enum {
   CODE_NLL_BACKWARD, CODE_CONVOLUTION, CODE_WEIGHT_GRADIENT, CODE_INPUT_GRADIENT, CODE_POOL,
   CODE_POOL_BACKWARD, CODE_EMBEDDING, CODE_EMBEDDING_BACKWARD, CODE_UNIFORM, CODE_REAL, CODE_FILL,
   CODE_INT_ADD, CODE_INT_MUL, CODE_INT_XOR, CODE_INT_SHIFT, CODE_INT_AND, CODE_LAYER_BACKWARD,
-  CODE_SOFTMAX, CODE_SOFTMAX_BACKWARD, CODE_NORM, CODE_NORM_BACKWARD
+  CODE_SOFTMAX, CODE_SOFTMAX_BACKWARD, CODE_NORM, CODE_NORM_BACKWARD, CODE_GROUP_STATS,
+  CODE_GROUP_SCALED, CODE_GROUP_SUMS, CODE_GROUP_FACTORS, CODE_GROUP_BACKWARD
 };
 
 #define AT(i) ((R *)(base[in->at[i].space] + in->at[i].offset))
@@ -213,41 +215,39 @@ static int64_t execute(const Instruction *in, char *const *base, Row *row) {
   case CODE_SUM: add_up(n, (int)in->dims, AT(0), in->at[0].stride, AT(1), in->at[1].stride); break;
   case CODE_LOG_SOFTMAX: /* o a; n[0] rows of n[1] numbers */
     for (int64_t i = 0; i < n[0]; i++) {
-      R *o = AT(0) + i * n[1], most = -INFINITY, total = 0;
+      R *o = AT(0) + i * n[1];
       const R *a = AT(1) + i * n[1];
-      for (int64_t j = 0; j < n[1]; j++) most = a[j] <= most ? most : a[j];
-      for (int64_t j = 0; j < n[1]; j++) total += exponential(a[j] - most);
-      R shift = most + (R)log((double)total);
+      R most = largest_of(a, n[1]);
+      R shift = most + (R)log((double)exponentials(n[1], a, most, o));
       for (int64_t j = 0; j < n[1]; j++) o[j] = a[j] - shift;
     }
     break;
   case CODE_LOG_SOFTMAX_BACKWARD: /* o g out: o = g - exp(out) sum g */
     for (int64_t i = 0; i < n[0]; i++) {
-      R *o = AT(0) + i * n[1], total = 0;
+      R *o = AT(0) + i * n[1];
       const R *g = AT(1) + i * n[1], *out = AT(2) + i * n[1];
-      for (int64_t j = 0; j < n[1]; j++) total += g[j];
+      R total = sum_apart(g, n[1], 1, 0, 0);
       for (int64_t j = 0; j < n[1]; j++) o[j] = g[j] - exponential(out[j]) * total;
     }
     break;
   case CODE_SOFTMAX: /* o a; n[0] rows of n[1] numbers; extra: whether rows of -inf give 0 */
     for (int64_t i = 0; i < n[0]; i++) {
-      R *o = AT(0) + i * n[1], most = -INFINITY, total = 0;
+      R *o = AT(0) + i * n[1];
       const R *a = AT(1) + i * n[1];
-      for (int64_t j = 0; j < n[1]; j++) most = a[j] <= most ? most : a[j];
+      R most = largest_of(a, n[1]);
       if (e[0] && most == -INFINITY) {
         memset(o, 0, (size_t)n[1] * sizeof(R));
         continue;
       }
-      for (int64_t j = 0; j < n[1]; j++) o[j] = a[j] == -INFINITY ? 0 : exponential(a[j] - most);
-      for (int64_t j = 0; j < n[1]; j++) total += o[j];
-      for (int64_t j = 0; j < n[1]; j++) o[j] /= total;
+      R scale = 1 / exponentials(n[1], a, most, o);
+      for (int64_t j = 0; j < n[1]; j++) o[j] *= scale;
     }
     break;
   case CODE_SOFTMAX_BACKWARD: /* o g out: o = out (g - sum g out) */
     for (int64_t i = 0; i < n[0]; i++) {
-      R *o = AT(0) + i * n[1], total = 0;
+      R *o = AT(0) + i * n[1];
       const R *g = AT(1) + i * n[1], *out = AT(2) + i * n[1];
-      for (int64_t j = 0; j < n[1]; j++) total += g[j] * out[j];
+      R total = sum_of_products(g, out, n[1]);
       for (int64_t j = 0; j < n[1]; j++) o[j] = out[j] * (g[j] - total);
     }
     break;
@@ -266,6 +266,18 @@ static int64_t execute(const Instruction *in, char *const *base, Row *row) {
       normalise_backward(n[1], AT(0) + i * n[1], AT(1) + i * n[1], AT(2) + i * n[1],
                          AT(3) + 2 * i);
     break;
+  case CODE_GROUP_STATS: { /* stats x space; n: images, pixels, channels, groups; extra: eps */
+    double eps;
+    memcpy(&eps, e, sizeof eps);
+    group_stats(n, AT(1), (R)eps, AT(0), AT(2));
+    break;
+  }
+  case CODE_GROUP_SCALED: group_scaled(n, AT(1), AT(2), AT(3), AT(0)); break; /* y x scale shift */
+  case CODE_GROUP_SUMS: group_sums(n, AT(1), AT(2), AT(3), AT(0)); break;     /* sums g x stats */
+  case CODE_GROUP_FACTORS: /* factors sums stats weight; extra: whether there is a weight */
+    group_factors(n, AT(1), AT(2), e[0] ? AT(3) : NULL, AT(0));
+    break;
+  case CODE_GROUP_BACKWARD: group_backward(n, AT(1), AT(2), AT(3), AT(0)); break; /* dx g x factors */
   case CODE_NLL: /* loss log_p labels; extra: the label that has no loss */
     for (int64_t i = 0; i < n[0]; i++) {
       int64_t label = INTS(2)[i * in->at[2].stride[0]];

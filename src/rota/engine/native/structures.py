@@ -62,7 +62,12 @@ EACH = {name: code for code, name in enumerate(ELEMENTWISE.split())}
     SOFTMAX_BACKWARD,
     NORM,
     NORM_BACKWARD,
-) = range(100, 126)
+    GROUP_STATS,
+    GROUP_SCALED,
+    GROUP_SUMS,
+    GROUP_FACTORS,
+    GROUP_BACKWARD,
+) = range(100, 131)
 
 TRAINED, UNTRAINED, TOKEN_OUTSIDE, LABEL_OUTSIDE = range(4)
 """How a row's training ended."""

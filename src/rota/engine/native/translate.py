@@ -14,8 +14,8 @@ from torch import Tensor, fx
 
 from rota.engine.native import activations, layers, norms  # noqa: F401  their rules
 from rota.engine.native.operators import RULES
-from rota.engine.native.program import Code, Place, Unsupported, Writer
-from rota.engine.native.structures import LAYER_BACKWARD, PARAMS, PRODUCT
+from rota.engine.native.program import Block, Code, Place, Unsupported, Writer, layout
+from rota.engine.native.structures import EACH, LAYER_BACKWARD, PARAMS, PRODUCT
 
 
 def translate(graph: fx.Graph, inputs: list[Place], writer: Writer) -> Code:
@@ -30,6 +30,7 @@ def translate(graph: fx.Graph, inputs: list[Place], writer: Writer) -> Code:
             raise
         except Exception as error:  # a form of the operator that its rule does not know
             raise Unsupported(f"{node.target}: {error}") from error
+    _join_sums(writer)
     _join_updates(writer)
     return writer.finish()
 
@@ -77,6 +78,66 @@ def _changes(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.inplace_view in target.tags:
         return False
     return target._schema.is_mutable
+
+
+def _join_sums(w: Writer) -> None:
+    """Let a product whose result is only added to an earlier one be added there itself.
+
+    The gradient of a recurrent layer's weights is such a sum, with a product per time step.
+    """
+    lives, gone = w.lives(), set()
+    for at in reversed(range(len(w.code))):
+        instruction, places = w.code[at]
+        if instruction.code != EACH["add"]:
+            continue
+        out, one, two = places[:3]
+        if out is None or out.piece is None:
+            continue
+        for term, other in ((one, two), (two, one)):
+            made = _made_for(w, at, term, other, out, lives)
+            if made is None or other is None or other.piece is None:
+                continue
+            product, (c, *factors) = w.code[made]
+            assert c is not None
+            lives[other.piece][1] = lives.pop(out.piece)[1]
+            out.piece.merged = other.piece
+            w.code[made] = product, [other.seen(c.like), *factors]
+            product.extra[9] = 1  # keep what is there
+            gone.add(at)
+            break
+    w.code = [each for at, each in enumerate(w.code) if at not in gone]
+
+
+def _made_for(
+    w: Writer,
+    at: int,
+    term: Place | None,
+    other: Place | None,
+    out: Place,
+    lives: dict[Block, list[int]],
+) -> int | None:
+    """The product that makes `term` for the sum with `other` alone, if it can add to `other`."""
+    places = [term, other, out]
+    pieces = [place.piece for place in places if place is not None and place.piece is not None]
+    if len(set(pieces)) < 3 or term is None or other is None:
+        return None
+    (made, last), (first, until), (begun, _) = (lives[piece] for piece in pieces)
+    product, (c, *_) = w.code[made]
+    if not (product.code == PRODUCT and not product.extra[9] and last == until == at == begun):
+        return None
+    full = all(_fills(place) for place in (c, *places))
+    alike = layout(term) == layout(other) == layout(out)
+    between = range(made, at)
+    waits = first < made and not any(_uses(w.code[i][1], other) for i in between)
+    apart = not any(_uses(w.code[i][1], term) for i in between[1:])
+    return made if full and alike and waits and apart else None
+
+
+def _fills(place: Place | None) -> bool:
+    """Whether a tensor is all of its piece of the arena."""
+    if place is None or place.piece is None:
+        return False
+    return place.like.numel() * place.like.itemsize == place.piece.size
 
 
 def _join_updates(w: Writer) -> None:
