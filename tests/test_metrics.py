@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
-from itertools import combinations, permutations, product
+from itertools import combinations, pairwise, permutations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from rota.data.federation import Federation
 from rota.engine import make
 from rota.errors import BadInput
 from rota.experiment import Experiment
-from rota.metrics import METRICS, Meter, Updates, look, measure
+from rota.metrics import METRICS, Meter, Updates, look, measure, variance
 from rota.plan import Task, whole
 from rota.running import run as running
 from rota.sampling import SAMPLERS, draw
@@ -58,6 +59,16 @@ def outcomes(procedure: str, rates: np.ndarray) -> Iterator[tuple[float, np.ndar
                 float(q[list(cohort)].prod()),
                 np.bincount(cohort, minlength=CLIENTS) / (DRAWS * q),
             )
+    elif procedure == "systematic":
+        for order in permutations(range(CLIENTS)):
+            ends = np.array([0.0, *np.cumsum(rates[list(order)])[:-1], DRAWS])
+            cuts = np.sort(np.append(ends % 1, 1.0))
+            for low, high in pairwise(cuts):
+                weight = np.zeros(CLIENTS)
+                for hit in (low + high) / 2 + np.arange(DRAWS):
+                    client = order[int(np.searchsorted(ends, hit)) - 1]
+                    weight[client] = 1 / rates[client]
+                yield float(high - low) / math.factorial(CLIENTS), weight
     else:
         for cohort in permutations(range(CLIENTS), DRAWS):
             chance, left, weight = 1.0, 1.0, np.zeros(CLIENTS)
@@ -93,10 +104,10 @@ def solved(scores: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("procedure", ["independent", "fixed", "multinomial", "sequential"])
+@pytest.mark.parametrize("procedure", get_args(draw.Procedure))
 def test_measures_against_enumeration_and_a_solver(procedure: draw.Procedure, seed: int) -> None:
     x, rates = instance(seed)
-    if procedure == "independent":
+    if procedure in draw.CHANCES:
         rates = DRAWS * draw.restrict(np.minimum(rates, 0.9)[None], np.ones((1, CLIENTS)))[0]
     if procedure == "fixed":
         rates = np.full(CLIENTS, DRAWS / CLIENTS)
@@ -296,11 +307,20 @@ def test_a_cohort_of_everybody_is_measured(blobs: Federation) -> None:
     assert run.records[0]["regret"] == pytest.approx(0, abs=1e-12)
 
 
-def test_the_variance_of_sequential_draws_is_for_few_clients() -> None:
-    sampler = SAMPLERS["uniform"](budget=2, procedure="sequential")  # type: ignore[call-arg]
+@pytest.mark.parametrize("procedure", ["sequential", "systematic"])
+def test_the_variance_of_some_draws_is_for_few_clients(procedure: str) -> None:
+    sampler = SAMPLERS["uniform"](budget=2, procedure=procedure)  # type: ignore[call-arg]
     metrics.check(["cost", "regret"], sampler, np.full((1, 500), 1 / 500), 1)
     with pytest.raises(BadInput, match="up to 200 clients, and there are 500: ask for"):
         metrics.check(["quality"], sampler, np.full((1, 500), 1 / 500), 1)
+
+
+def test_the_variance_of_many_systematic_draws_is_that_of_a_fixed_size() -> None:
+    """With equal chances they are the same, and there are too many clients for all orders."""
+    x = np.random.default_rng(0).normal(size=(30, 4)) + 0.3
+    got = variance.of("systematic", np.full(30, 0.2), np.zeros(30), 0.0, x @ x.T)
+    scores, total = np.linalg.norm(x, axis=1), float(np.linalg.norm(x.sum(axis=0)))
+    assert got == pytest.approx(variance.fixed(6, scores, total), rel=0.1)
 
 
 def test_in_a_recipe() -> None:

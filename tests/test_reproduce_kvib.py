@@ -51,14 +51,16 @@ def test_lanes() -> None:
     everything = kvib_parts.everything()
     assert len(set(everything)) == len(everything)
     assert set(kvib_parts.OWN) <= set(everything)
-    assert {name.rpartition("-")[0] for name in everything} >= set(kvib_parts.LEARNERS)
-    for name in everything:
+    learners = {name.rpartition("-")[0] for name in (*everything, *kvib_parts.SYSTEMATIC)}
+    assert learners >= set(kvib_parts.LEARNERS)
+    for name in (*everything, *kvib_parts.SYSTEMATIC):
         sampler = kvib_parts.of(name, 3)
         assert title(name)
         assert type(sampler) in SAMPLERS.values()
         assert getattr(sampler, "budget", None) == 3
     assert (1 + len(kvib_parts.OWN)) % 16 == 0, "softmax is fast there"
     assert len(kvib_parts.BUDGETS) * len(kvib_parts.OWN_BUDGETS) % 16 == 0
+    assert (1 + (1 + len(kvib_parts.BUDGETS)) * len(kvib_parts.SYSTEMATIC)) % 16 == 0
     rows = [Row(np.array([1.0, 3.0]), 2.0)]
     shared = [lane.name for lane in kvib_parts.shared_lanes(rows, "logits", True)]
     assert len(set(shared)) == len(shared)
@@ -214,7 +216,7 @@ def test_rotas_sampler_must_beat_the_best_of_each_seed() -> None:
                     vrb_independent={"variance": 4.0 - 3 * (seed % 2) + seed / 100},
                     optimal={"variance": 0.01},
                     kvib_full={"variance": 0.01},
-                    optimistic_independent={"variance": ours},
+                    succession_systematic={"variance": ours},
                 )
                 for seed in range(4)
             )

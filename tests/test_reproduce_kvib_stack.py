@@ -20,7 +20,7 @@ from rota.sampling import (
     Full,
     KVib,
     KVibFull,
-    Optimistic,
+    Succession,
     Uniform,
     Vrb,
 )
@@ -34,7 +34,7 @@ SAMPLERS: list[Callable[[], Any]] = [
     lambda: KVibFull(2),
     lambda: Vrb(2, "independent"),
     lambda: Avare(2),
-    lambda: Optimistic(2),
+    lambda: Succession(2),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -34,11 +35,11 @@ from rota.sampling import (
     KVibFull,
     Mabs,
     Ocs,
-    Optimistic,
     Osmd,
     OsmdAdaptive,
     Random,
     Sampler,
+    Succession,
     Uniform,
     Vrb,
     clustered,
@@ -63,26 +64,28 @@ UPDATES = (
 LOSSES = np.random.default_rng(1).random((2, 6))
 CLIENTS = replies.Clients.of(UPDATES, LOSSES)
 BUDGET = 3
-PROCEDURES = [{"procedure": "independent"}, {"procedure": "sequential"}]
+PROCEDURES = [{"procedure": name} for name in ("independent", "sequential", "systematic")]
 MORE: dict[str, list[dict[str, Any]]] = {
     "uniform": [
         {"procedure": "independent"},
         {"procedure": "multinomial"},
         {"procedure": "sequential"},
+        {"procedure": "systematic"},
     ],
-    "proportional": [{"procedure": "independent"}, {"procedure": "sequential"}],
+    "proportional": PROCEDURES,
     "kvib": [
         {"linear": True},
         {"budget": 2.6},
         {"theta": 0.3, "gamma": 0.02},
         {"bound": 0.1},
         {"procedure": "multinomial"},
+        {"procedure": "systematic", "budget": 2.6},
     ],
     "vrb": [{"theta": 0.1, "gamma": 1.0}, {"budget": 2.6}, *PROCEDURES],
     "mabs": PROCEDURES,
     "avare": [{"decay": 0.0}, *PROCEDURES],
     "osmd": PROCEDURES,
-    "optimistic": [{"procedure": "multinomial"}, {"budget": 2.6}],
+    "succession": [{"procedure": "multinomial"}, {"procedure": "independent"}, {"budget": 2.6}],
     "ocs": [{"cohort": 4}],
     "aocs": [{"cohort": 5}],
     "rpow-d": [{"candidates": 4}],
@@ -172,12 +175,15 @@ class Scripted:
     def __init__(self, values: Array) -> None:
         self.values = values
 
-    def random(self, shape: Any) -> Array:
-        return self.values.reshape(shape)
+    def random(self, shape: Any = None) -> Array:
+        return self.values[-1] if shape is None else self.values.reshape(shape)
 
     def standard_exponential(self, size: int) -> Array:
         assert len(self.values) == size
         return self.values
+
+    def permutation(self, owners: Array) -> Array:
+        return owners[self.values[:-1].astype(int)]
 
     def choice(self, owners: Array, size: int, replace: bool) -> Array:
         assert (len(self.values), replace) == (size, False)
@@ -204,6 +210,8 @@ def outcomes(procedure: Procedure, rates: Array, shares: Array) -> Iterator[tupl
             (float(np.prod(q[list(drawn)])), middle[list(drawn)])
             for drawn in itertools.product(range(clients), repeat=draws)
         )
+    elif procedure == "systematic":
+        scripts = _starts(rates)
     else:
         scripts = _orders(rates, draws)
     for chance, script in scripts:
@@ -219,6 +227,15 @@ def _orders(rates: Array, draws: int) -> Iterator[tuple[float, Array]]:
             left -= rates[client]
             turn[client] = k
         yield chance, turn * rates
+
+
+def _starts(rates: Array) -> Iterator[tuple[float, Array]]:
+    """Every order of the clients, and every piece of [0, 1) whose starts draw the same cohort."""
+    for order in itertools.permutations(range(len(rates))):
+        ends = np.concatenate([[0.0], np.sort(np.cumsum(rates[list(order)]) % 1), [1.0]])
+        for low, high in itertools.pairwise(ends.tolist()):
+            chance = (high - low) / math.factorial(len(rates))
+            yield chance, np.array([*order, (low + high) / 2])
 
 
 def check_exactly(sampler: Any) -> None:
@@ -467,7 +484,7 @@ def test_dividing_by_k_times_q_without_replacement_is_biased() -> None:
 # --- procedures
 
 
-@pytest.mark.parametrize("procedure", ["fixed", "independent", "multinomial", "sequential"])
+@pytest.mark.parametrize("procedure", typing.get_args(Procedure))
 @settings(deadline=None)
 @given(data=st.data())
 def test_procedures_by_enumeration(procedure: Procedure, data: st.DataObject) -> None:
@@ -477,7 +494,8 @@ def test_procedures_by_enumeration(procedure: Procedure, data: st.DataObject) ->
     scores = data.draw(arrays(float, clients, elements=numbers))
     shares = data.draw(arrays(float, clients, elements=numbers))
     updates = data.draw(arrays(float, (clients, 2), elements=st.floats(-1, 1)))
-    rates = waterfill(scores, size) if procedure == "independent" else size * scores / scores.sum()
+    chances = procedure in draw.CHANCES
+    rates = waterfill(scores, size) if chances else size * scores / scores.sum()
     check_procedure(procedure, rates, shares, updates)
 
 
@@ -891,26 +909,70 @@ def test_kvib_feedback() -> None:
     )
 
 
-def test_optimistic() -> None:
-    """Last norms, the largest norm for clients that were never seen, and a floor that falls."""
-    shares, sampler = np.array([[0.5, 0.3, 0.1, 0.1]]), Optimistic(2)
+def learns(
+    sampler: Any, state: State, shares: Array, clients: list[int], norms: list[float]
+) -> State:
+    """The state after a round in which these clients sent updates with these norms."""
+    some = np.array(clients)
+    plan = Plan(some, np.zeros(len(some), int), np.ones(len(some)), shares[0, some])
+    seen = Seen.nothing(len(some))
+    seen.norm[:], seen.reason = norms, [""] * len(some)
+    after: State = sampler.observe(state, shares, plan, seen)
+    return after
+
+
+def test_succession() -> None:
+    """Each client's own mean square and that of all, by the rule of succession."""
+    shares, sampler = np.array([[0.5, 0.3, 0.1, 0.1]]), Succession(2)
     state = sampler.init(shares, 9)
-    assert sampler.rates(state, shares)[0] == pytest.approx(waterfill(shares[0], 2, 1 / 5))
+    assert sampler.rates(state, shares)[0] == pytest.approx(waterfill(shares[0], 2))
+    state = learns(sampler, state, shares, [0, 2], [2.0, 4.0])
+    mean = (2**2 + 4**2) / 2
+    squares = np.array([(mean + 2**2) / 2, mean, (mean + 4**2) / 2, mean])
+    assert sampler.rates(state, shares)[0] == pytest.approx(
+        waterfill(shares[0] * np.sqrt(squares), 2)
+    )
+    state = learns(sampler, state, shares, [0], [1.0])
+    own = (2**2 + 1**2) / 2  # the newest counts as much as all older ones together
+    assert state["norm"][0, 0] == pytest.approx(math.sqrt(own))
+    mean = (own + 4**2) / 2
+    squares = np.array([(mean + 2 * own) / 3, mean, (mean + 4**2) / 2, mean])
+    assert sampler.rates(state, shares)[0] == pytest.approx(
+        waterfill(shares[0] * np.sqrt(squares), 2)
+    )
+    nothing = learns(sampler, sampler.init(shares, 9), shares, [0, 1], [0.0, 0.0])
+    squares = np.array([1 / 2, 1 / 2, 1, 1])
+    assert sampler.rates(nothing, shares)[0] == pytest.approx(
+        waterfill(shares[0] * np.sqrt(squares), 2)
+    )
 
-    def sees(state: State, clients: list[int], norms: list[float]) -> State:
-        some = np.array(clients)
-        plan = Plan(some, np.zeros(len(some), int), np.ones(len(some)), shares[0, some])
-        seen = Seen.nothing(len(some))
-        seen.norm[:], seen.reason = norms, [""] * len(some)
-        return sampler.observe(state, shares, plan, seen)
 
-    state = sees(state, [0, 2], [2.0, 4.0])
-    scores = np.array([0.5 * 2, 0.3 * 4, 0.1 * 4, 0.1 * 4])
-    assert sampler.rates(state, shares)[0] == pytest.approx(waterfill(scores, 2, 1 / 6))
-    state = sees(state, [0], [1.0])
-    assert state["norm"][0, 0] == pytest.approx(math.sqrt((2**2 + 1**2) / 2))
-    nothing = sees(sampler.init(shares, 9), [0, 1], [0.0, 0.0])
-    assert sampler.rates(nothing, shares)[0] == pytest.approx([1 / 6, 1 / 6, 5 / 6, 5 / 6])
+def test_clients_who_are_alike_stay_alike() -> None:
+    """Norms that are noise around one level: chances stay close to K / N, and closer in time."""
+    n, budget, stream = 50, 5, np.random.default_rng(0)
+    shares, sampler = np.full((1, n), 1 / n), Succession(budget)
+    state, worst = sampler.init(shares, 100), list[float]()
+    for _ in range(100):
+        p = sampler.rates(state, shares)[0]
+        worst.append(
+            float((budget / n / p).mean() - 1)
+        )  # what uniform sampling has less, as a part
+        drawn = draw.systematic(p[None], shares, stream).client
+        state = learns(sampler, state, shares, drawn.tolist(), stream.lognormal(0, 0.2, len(drawn)))
+    assert max(worst) < 0.02
+    same = learns(sampler, sampler.init(shares, 9), shares, list(range(20)), [3.0] * 20)
+    assert sampler.rates(same, shares)[0] == pytest.approx(np.full(n, budget / n))
+
+
+def test_a_client_that_sends_nothing_is_drawn_again() -> None:
+    """sampling/adaptive/succession.py, 5: p >= b K d / sqrt(n + 1), whatever its norms were."""
+    n, budget = 20, 4
+    shares, sampler = np.full((1, n), 1 / n), Succession(budget)
+    state = sampler.init(shares, 1000)
+    for times in range(1, 40):
+        state = learns(sampler, state, shares, list(range(n)), [0.0] + [1.0] * (n - 1))
+        largest = math.sqrt((n - 1) / n)  # b, as G = 1
+        assert sampler.rates(state, shares)[0, 0] >= largest * budget / n / math.sqrt(times + 1)
 
 
 @given(
@@ -921,7 +983,7 @@ def test_optimistic() -> None:
 def test_scores_with_errors_cost_no_more_than_their_product(
     x: Array, error: Array, budget: int
 ) -> None:
-    """sampling/adaptive/optimistic.py, 1: at most c C times the least cost."""
+    """sampling/adaptive/succession.py, 1: at most c C times the least cost."""
     factor = np.exp(error.max() - error.min())
     cost = (x**2 / waterfill(x * np.exp(error), budget)).sum()
     assert cost <= factor * (x**2 / waterfill(x, budget)).sum() * (1 + 1e-9)
@@ -930,15 +992,39 @@ def test_scores_with_errors_cost_no_more_than_their_product(
 @given(
     arrays(np.float64, 8, elements=st.floats(0.01, 1)),
     arrays(np.float64, 8, elements=st.floats(0, 1)),
-    st.integers(2, 8),
+    st.integers(1, 8),
 )
-def test_hope_costs_at_most_what_is_hoped_for(d: Array, norm: Array, budget: int) -> None:
-    """sampling/adaptive/optimistic.py, 3: the cost of a round in which nothing is known."""
+def test_the_first_round_costs_at_most_what_its_bound_says(
+    d: Array, norm: Array, budget: int
+) -> None:
+    """sampling/adaptive/succession.py, 4: the cost of a round in which nothing is known."""
     shares = (d / d.sum())[None]
-    sampler = Optimistic(budget)
+    sampler = Succession(budget)
     p = sampler.rates(sampler.init(shares, 9), shares)[0]
     x = shares[0] * norm
-    assert (x**2 / p).sum() <= norm.max() * x.sum() / (budget - 1) + (x[p == 1] ** 2).sum() + 1e-12
+    assert (x**2 / p).sum() <= norm.max() * x.sum() / budget + (x[p == 1] ** 2).sum() + 1e-12
+
+
+@pytest.mark.parametrize("norms", [[1e-300, 1e-308, 5e-324], [1e300, 1e-300, 1.0], [1e154] * 3])
+def test_succession_with_extreme_norms(norms: list[float]) -> None:
+    shares, sampler = np.array([[0.7, 0.2, 0.1 - 1e-9, 1e-9]]), Succession(2)
+    state = learns(sampler, sampler.init(shares, 9), shares, [0, 1, 2], norms)
+    p = sampler.rates(state, shares)[0]
+    assert p.sum() == pytest.approx(2)
+    assert p.min() > 0
+
+
+def test_systematic_draws_of_equal_chances_are_cohorts_of_a_fixed_size() -> None:
+    """Every cohort is equally likely, and a fractional budget is rounded up or down."""
+    chances: dict[tuple[int, ...], float] = {}
+    for chance, plan in outcomes("systematic", np.full(5, 0.4), np.full(5, 0.2)):
+        cohort = tuple(plan.client.tolist())
+        chances[cohort] = chances.get(cohort, 0.0) + chance
+    assert len(chances) == 10
+    assert list(chances.values()) == pytest.approx([0.1] * 10)
+    stream = rng.generator(0)
+    sizes = [len(draw.systematic(np.full((1, 5), 0.5), SHARES[:1, :5], stream)) for _ in range(99)]
+    assert set(sizes) == {2, 3}
 
 
 def test_vrb() -> None:

@@ -6,7 +6,7 @@ With pi_i = d_i |g_i| the scores of *all* N clients of a model in this round, p 
     cost         l(p) = sum pi_i^2 / p_i (K-Vib, section 2.2)
     regret       l(p) - min l(p') over 0 < p' <= 1 of the same sum (Lemma 3; eq. 6)
     variance     E|estimate - D|^2 of the unbiased estimate by the sampler's own procedure,
-                 exactly (eq. 2)
+                 exactly (eq. 2), or for systematic draws as a mean over many
     improvement  the least variance of independent coins / the variance of coins of K / N
                  (Definition 12)
     quality      (variance - the least variance) / the variance of coins of K / N; 0 is optimal
@@ -46,7 +46,7 @@ SUMMED = ("cost", "regret", "variance")
 SIMPLE = {"cost", "regret"}
 """Measures that need only the scores, whatever the procedure."""
 PAIRS = 200
-"""The largest number of clients for the variance of sequential draws, which takes O(N^3 K)."""
+"""The largest number of clients for the variance of sequential and systematic draws."""
 
 
 class Updates(NamedTuple):
@@ -74,8 +74,8 @@ class Meter:
         """The measures of a round in which the sampler draws from `memory` and `shares`."""
         began = time.monotonic()
         rates, procedure = self.sampler.rates(memory, shares), self.sampler.procedure
-        exact = procedure == "sequential" and not set(self.names) <= SIMPLE
-        updates = look(self.engine, models, shares, now, products=exact)
+        pairs = procedure in variance.PAIRWISE and not set(self.names) <= SIMPLE
+        updates = look(self.engine, models, shares, now, products=pairs)
         values = measure(procedure, rates, shares, updates)
         out = {name: values[name] for name in METRICS if name in self.names}
         for name in SUMMED:
@@ -167,9 +167,11 @@ def check(names: Sequence[Any], sampler: Sampler, shares: Array, rounds: int) ->
             "not draw all clients by probabilities of its own (rates and a procedure): leave "
             "metrics out, or take kvib, uniform ..."
         )
-    sequential = getattr(sampler, "procedure", "") == "sequential"
-    if sequential and not set(names) <= SIMPLE and shares.shape[1] > PAIRS:
+    procedure = getattr(sampler, "procedure", "")
+    pairwise = procedure in variance.PAIRWISE and not set(names) <= SIMPLE
+    if pairwise and shares.shape[1] > PAIRS:
         raise BadInput(
-            f"metrics can compute the variance of sequential draws for up to {PAIRS} clients, and "
-            f"there are {shares.shape[1]}: ask for cost and regret only"
+            f"metrics can compute the variance of {procedure} draws for up to {PAIRS} clients, and "
+            f"there are {shares.shape[1]}: ask for cost and regret only, or draw with "
+            'sampler.procedure = "independent"'
         )

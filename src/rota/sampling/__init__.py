@@ -9,7 +9,7 @@ import numpy as np
 from rota.arrays import Array
 from rota.plan import Plan, Question, Seen, State
 from rota.sampling import draw
-from rota.sampling.adaptive.optimistic import Optimistic
+from rota.sampling.adaptive.succession import Succession
 from rota.sampling.bandits import Avare, Mabs, Vrb
 from rota.sampling.choice import CpowD, PowD, RpowD
 from rota.sampling.clustered import ClusteredSimilarity, ClusteredSize
@@ -22,43 +22,11 @@ from rota.sampling.osmd import Osmd, OsmdAdaptive
 from rota.sampling.uniform import Full, Proportional, ProportionalMean, Uniform
 from rota.sampling.waterfill import waterfill
 
-__all__ = [
-    "SAMPLERS",
-    "Aocs",
-    "Asking",
-    "Avare",
-    "ClusteredSimilarity",
-    "ClusteredSize",
-    "CpowD",
-    "DivFl",
-    "FedFair",
-    "Full",
-    "Gvr",
-    "KVib",
-    "KVibFull",
-    "KVibPairs",
-    "Lvr",
-    "Mabs",
-    "Ocs",
-    "Optimal",
-    "Optimistic",
-    "Osmd",
-    "OsmdAdaptive",
-    "PowD",
-    "Proportional",
-    "ProportionalMean",
-    "Random",
-    "RoundRobin",
-    "RoundRobinServer",
-    "RpowD",
-    "Sampler",
-    "Uniform",
-    "Vrb",
-    "Vre",
-    "asks",
-    "draw",
-    "waterfill",
-]
+__all__ = ["SAMPLERS", "Aocs", "Asking", "Avare", "ClusteredSimilarity", "ClusteredSize", "CpowD"]
+__all__ += ["DivFl", "FedFair", "Full", "Gvr", "KVib", "KVibFull", "KVibPairs", "Lvr", "Mabs"]
+__all__ += ["Ocs", "Optimal", "Osmd", "OsmdAdaptive", "PowD", "Proportional", "ProportionalMean"]
+__all__ += ["Random", "RoundRobin", "RoundRobinServer", "RpowD", "Sampler", "Succession"]
+__all__ += ["Uniform", "Vrb", "Vre", "asks", "draw", "waterfill"]
 
 
 class Sampler(Protocol):
@@ -110,7 +78,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "full": Full,
     "proportional": Proportional,
     "proportional-mean": ProportionalMean,
-    "optimistic": Optimistic,
+    "succession": Succession,
     "kvib": KVib,
     "kvib-full": KVibFull,
     "optimal": Optimal,

@@ -32,7 +32,7 @@ class Bandit(Cohort):
 
     def mixed(self, scores: Array, theta: Array, shares: Array) -> Array:
         """1 - theta of the budget by the scores (for coins: as p <= 1 allows), theta evenly."""
-        if self.procedure == "independent":
+        if self.procedure in draw.CHANCES:
             return draw.mix(fill(scores, self.budget, shares), theta, self.budget, shares)
         return self.budget * draw.mix(draw.restrict(scores, shares), theta, 1.0, shares)
 
@@ -139,7 +139,7 @@ class Avare(Bandit):
         largest = np.max(scores, axis=1, keepdims=True, where=known, initial=0.0)
         floor = self.least + (1 - self.least) / state["round"].item() ** self.decay
         scores = np.where(known, scores, np.where(largest > 0, largest, 1.0))
-        whole = self.budget if self.procedure == "independent" else 1.0
+        whole = self.budget if self.procedure in draw.CHANCES else 1.0
         return self.budget / whole * fill(scores, whole, shares, floor)
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:

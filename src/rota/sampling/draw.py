@@ -16,34 +16,23 @@ import numpy as np
 from rota.arrays import Array
 from rota.plan import Plan
 
-__all__ = [
-    "Procedure",
-    "Weighted",
-    "by",
-    "concatenate",
-    "everybody",
-    "fixed",
-    "independent",
-    "mean",
-    "mix",
-    "multinomial",
-    "restrict",
-    "sequential",
-    "uniform",
-]
+__all__ = ["Procedure", "Weighted", "by", "concatenate", "everybody", "fixed", "independent"]
+__all__ += ["mean", "mix", "multinomial", "restrict", "sequential", "systematic", "uniform"]
 
-Procedure = Literal["fixed", "independent", "multinomial", "sequential"]
-Weighted = Literal["independent", "multinomial", "sequential"]
+Procedure = Literal["fixed", "independent", "multinomial", "sequential", "systematic"]
+Weighted = Literal["independent", "multinomial", "sequential", "systematic"]
+CHANCES = ("independent", "systematic")
+"""The procedures whose rates are each client's chance to be drawn, so that none exceeds 1."""
 
 
 def by(procedure: Procedure, rates: Array, shares: Array, generator: np.random.Generator) -> Plan:
     """Draw a plan from rates; a model's row of rates sums to the number of clients it wants.
 
-    "independent" takes the rates as probabilities, "multinomial" and "sequential" draw in
-    proportion to them, and "fixed" draws uniformly.
+    "independent" and "systematic" take the rates as probabilities, "multinomial" and "sequential"
+    draw in proportion to them, and "fixed" draws uniformly.
     """
-    if procedure == "independent":
-        return independent(rates, shares, generator)
+    if procedure in CHANCES:
+        return (independent if procedure == "independent" else systematic)(rates, shares, generator)
     draws = round(float(rates.sum(axis=1).max()))
     if procedure == "fixed":
         return fixed(draws, shares, generator)
@@ -63,6 +52,23 @@ def independent(probability: Array, shares: Array, generator: np.random.Generato
     model, client = np.divmod(heads, shares.shape[1])
     p = probability[model, client]
     return Plan(client, model, p, shares[model, client] / p)
+
+
+def systematic(probability: Array, shares: Array, generator: np.random.Generator) -> Plan:
+    """For every model, a cohort whose size is sum p, rounded up or down; weight = share / p.
+
+    The clients' p are laid end to end in random order, and hit at u, u + 1, u + 2 ... with one u in
+    [0, 1) (Madow 1949). If all p are equal, every cohort of this size is equally likely (`fixed`).
+    """
+
+    def drawn_for(model: int) -> Plan:
+        order = generator.permutation(np.flatnonzero(probability[model]))
+        ends = np.append(0.0, np.cumsum(probability[model, order]))
+        drawn = np.sort(order[np.diff(np.ceil(ends - generator.random())) > 0])
+        p = probability[model, drawn]
+        return Plan(drawn, np.full(len(drawn), model), p, shares[model, drawn] / p)
+
+    return _every_model(drawn_for, probability)
 
 
 def fixed(size: int, shares: Array, generator: np.random.Generator) -> Plan:

@@ -58,7 +58,7 @@ class KVib(Bandit):
 
     def observe(self, state: State, shares: Array, plan: Plan, seen: Seen) -> State:
         back = feedback(shares, plan, seen.norm)
-        coins = self.procedure == "independent"
+        coins = self.procedure in draw.CHANCES
         square = back.score**2 / plan.probability[back.row] if coins else back.square
         return leader.learn(state, back, square, self.budget)
 

@@ -66,7 +66,7 @@ class Osmd(Bandit):
         trust = np.exp(state["trust"] - state["trust"].max(axis=0))
         part = (trust / trust.sum(axis=0)).T[:, None]
         q = (part @ state["q"].swapaxes(0, 1))[:, 0]  # the experts' mean
-        if self.procedure == "independent":
+        if self.procedure in draw.CHANCES:
             return fill(q, self.budget, shares)
         return self.budget * draw.restrict(q, shares)
 
@@ -92,7 +92,7 @@ class Osmd(Bandit):
 
     def project(self, q: Array, old: Array) -> None:
         """The Bregman projection, in place, over each model's clients (those above 0 in `old`)."""
-        if self.procedure == "independent":
+        if self.procedure in draw.CHANCES:
             q[:] = fill(q, self.budget, old, self.alpha) / self.budget
             return
         for row, owners in zip(q, old > 0, strict=True):

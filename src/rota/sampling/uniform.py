@@ -20,15 +20,15 @@ class Uniform(Cohort):
 
     `budget` is FedAvg's m = C * N. `procedure`: "fixed" draws exactly `budget` clients without
     replacement, "independent" tosses a coin for each client, "multinomial" draws with replacement,
-    and "sequential" draws without replacement, with the ordered estimator's weights. With several
-    models, each draws its own cohort among the clients that have data for it.
+    "sequential" draws without replacement, with the ordered estimator's weights, and "systematic"
+    is as "fixed". With several models, each draws its own cohort among the clients that have data.
     """
 
     procedure: draw.Procedure = "fixed"
 
     def rates(self, state: State, shares: Array) -> Array:
         rates = self.budget * draw.uniform(shares)
-        return np.minimum(1.0, rates) if self.procedure == "independent" else rates
+        return np.minimum(1.0, rates) if self.procedure in draw.CHANCES else rates
 
     def draw(self, state: State, shares: Array, generator: np.random.Generator) -> Plan:
         return draw.by(self.procedure, self.rates(state, shares), shares, generator)
@@ -39,14 +39,15 @@ class Proportional(Uniform):
     """Proportional: clients with more data are drawn more often, and the estimate stays unbiased.
 
     `procedure`: "multinomial" draws with replacement, q = share, so that all draws count the same
-    (Li et al. 2020, scheme I); "independent" tosses coins with p = waterfill(share, budget);
-    "sequential" draws without replacement, with the ordered estimator's weights.
+    (Li et al. 2020, scheme I); "independent" tosses coins with p = waterfill(share, budget), and
+    "systematic" draws a fixed number by these p; "sequential" draws without replacement, with the
+    ordered estimator's weights.
     """
 
     procedure: draw.Weighted = "multinomial"
 
     def rates(self, state: State, shares: Array) -> Array:
-        if self.procedure == "independent":
+        if self.procedure in draw.CHANCES:
             return fill(shares, self.budget, shares)
         return self.budget * draw.restrict(shares, shares)
 

@@ -22,7 +22,7 @@ from rota.errors import BadInput
 from rota.metrics import variance
 from rota.plan import COLUMNS, Plan, Seen, State, checked
 from rota.policies import EVERYTHING, Observing, Watching, sees
-from rota.sampling import Asking, Sampler, asks
+from rota.sampling import Asking, Sampler, asks, draw
 from rota.testing.replies import Clients, ask, observe, play
 
 ROUNDS = 50
@@ -343,7 +343,7 @@ def variance_of(procedure: Any, rates: Array, products: Array) -> float:
 
 def check_rates(sampler: Any, shares: Array) -> None:
     """The rates spend the budget, and are probabilities if they are used for coins."""
-    me, coins = name(sampler), sampler.procedure == "independent"
+    me, coins = name(sampler), sampler.procedure in draw.CHANCES
     state, clients = experienced(sampler, shares), clients_of(shares)
     for matrix in (shares, *reachable(shares)):
         known = ask(sampler, state, matrix, rng.generator(0), clients)

@@ -2,7 +2,7 @@
 
 The main parts are one seed of one setting each: samplers train on their own updates, and then all
 of them draw on the updates that full participation recorded. Further parts are other budgets on own
-updates, and the studies of kvib_studies.py.
+updates, systematic draws, and the studies of kvib_studies.py.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rota.sampling import (
     KVibFull,
     Mabs,
     Optimal,
-    Optimistic,
     Osmd,
     OsmdAdaptive,
     Proportional,
     Sampler,
+    Succession,
     Uniform,
     Vrb,
 )
@@ -48,7 +48,7 @@ ROUNDS, BUDGET, BUDGETS = 500, 10, (5, 20)
 SETTINGS = {"logits": (0.005, False), "twice": (0.02, True)}
 """The learning rate, and whether softmax is applied twice as in K-Vib's published code."""
 SEEDS = range(5, 25)
-"""rota's sampler was chosen on seeds from 100, and the form of K-Vib's gamma on seeds 0 to 4."""
+"""rota's sampler was chosen on seed 100, and the form of K-Vib's gamma on seeds 0 to 4."""
 WIDE = SEEDS[:10]
 """The seeds with all budgets, procedures, starts and bounds on shared updates; the others have the
 lanes of `OWN`."""
@@ -59,13 +59,14 @@ LEARNERS: dict[str, Callable[..., Sampler]] = {
     "osmd": Osmd,
     "osmd-adaptive": OsmdAdaptive,
     "kvib": KVib,
-    "optimistic": Optimistic,
     "proportional": Proportional,
+    "succession": Succession,
 }
 PROCEDURES = {"multinomial": "with replacement", "sequential": "without", "independent": "coins"}
 OWN = (
     "uniform-fixed",
     "uniform-independent",
+    "uniform-multinomial",
     "proportional-independent",
     "osmd-adaptive-multinomial",
     "vrb-multinomial",
@@ -76,7 +77,6 @@ OWN = (
     "osmd-multinomial",
     "kvib-multinomial",
     "kvib-independent",
-    "optimistic-independent",
     "kvib-full",
     "optimal",
 )
@@ -86,15 +86,23 @@ SHARED = (*(name for name in OWN if name != "kvib-full"), "clustered-size")
 """The lanes that draw on recorded updates at all budgets."""
 OWN_BUDGETS = (
     "uniform-fixed",
+    "uniform-independent",
     "proportional-independent",
     "vrb-multinomial",
     "mabs-multinomial",
     "avare-multinomial",
     "avare-independent",
     "kvib-independent",
-    "optimistic-independent",
 )
 """The lanes that do so at other budgets: 16 at both of them."""
+SYSTEMATIC = (
+    "proportional-systematic",
+    "avare-systematic",
+    "kvib-systematic",
+    "succession-systematic",
+    "succession-independent",
+)
+"""rota's sampler, and rivals that draw as it does: with full participation 16 at all budgets."""
 CURVES = (
     "uniform-fixed",
     "vrb-multinomial",
@@ -103,7 +111,7 @@ CURVES = (
     "avare-independent",
     "kvib-independent",
     "kvib-full",
-    "optimistic-independent",
+    "succession-systematic",
     "optimal",
 )
 """The lanes that the charts over the rounds show."""
@@ -115,7 +123,7 @@ BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1)
 """The G of the sensitivity study, with theta = 0.3."""
 LARGEST = (1.0, 0.1, 0.01)
 """The G of K-Vib and Vrb by one rule, in units of the largest score of the run."""
-TERMS = ("uniform-fixed", "kvib-independent", "optimistic-independent", "optimal")
+TERMS = ("uniform-fixed", "kvib-independent", "optimal")
 EVERY = 25
 """The rounds between two looks at the gradients."""
 
@@ -141,7 +149,12 @@ class Piece:
     @property
     def seed(self) -> int:
         """The seed of a part that has one."""
-        return int(self.which.removeprefix("seed"))
+        return int(self.which.rpartition("seed")[2])
+
+    @property
+    def setting(self) -> str:
+        """The setting of a part that may be of either: it is named unless it is logits."""
+        return self.which.partition("-")[0] if "-" in self.which else "logits"
 
 
 def of(name: str, budget: int = BUDGET) -> Sampler:
@@ -159,9 +172,10 @@ def of(name: str, budget: int = BUDGET) -> Sampler:
 
 
 def everything() -> list[str]:
-    """All samplers by all of their procedures."""
+    """All samplers by all of their procedures, without those of SYSTEMATIC."""
+    learners = [learner for learner in LEARNERS if learner != "succession"]
     names = [f"uniform-{procedure}" for procedure in ("fixed", *PROCEDURES)]
-    names += [f"{learner}-{procedure}" for learner in LEARNERS for procedure in PROCEDURES]
+    names += [f"{learner}-{procedure}" for learner in learners for procedure in PROCEDURES]
     names.remove("uniform-sequential")  # the same as fixed
     return [*names, "clustered-size", "kvib-full", "optimal"]
 
@@ -232,11 +246,24 @@ def main(part: Piece, federation: Federation, deadline: float) -> Found:
 
 
 def budgets(part: Piece, federation: Federation, deadline: float) -> Found:
-    """One seed at the other budgets, on own updates."""
-    rate, twice = SETTINGS["logits"]
+    """One seed of a setting at the other budgets, on own updates."""
+    rate, twice = SETTINGS[part.setting]
     stack = Stack(federation, own_lanes(OWN_BUDGETS, BUDGETS, rate), part.seed, twice)
     meters, weights, _ = own_updates(stack, part.rounds, deadline)
     return {"own": tested(stack, meters, weights)}
+
+
+def systematic(part: Piece, federation: Federation, deadline: float) -> Found:
+    """One seed of a setting: rota's sampler and systematic draws at all budgets."""
+    rate, twice = SETTINGS[part.setting]
+    lanes = own_lanes(SYSTEMATIC, (BUDGET, *BUDGETS), rate)
+    stack = Stack(federation, [Lane("full", Full(), rate), *lanes], part.seed, twice)
+    meters, weights, rows = own_updates(stack, part.rounds, deadline)
+    shared = dict[str, Any]()
+    for lane in lanes:
+        in_time(deadline)
+        shared[lane.name] = totals(shared_updates(lane, stack.shares, rows, part.seed))
+    return {"own": tested(stack, meters, weights), "shared": shared}
 
 
 def tested(stack: Stack, meters: list[Meter], weights: Tensor) -> dict[str, dict[str, Any]]:

@@ -32,6 +32,8 @@ from rota_lab.reproduce.parts import in_time
 
 DRAWS = 32
 """How many sequential draws stand for all: their exact variance takes O(N^3 K)."""
+SYSTEMATIC = 128
+"""How many systematic draws stand for all: their exact variance has no formula."""
 BATCH = 64
 
 
@@ -166,8 +168,10 @@ def _signed(key: int) -> int:
 class Meter:
     """A sampler's state and measures over the rounds of one lane."""
 
-    def __init__(self, lane: Lane, shares: Array, rounds: int, seed: int) -> None:
-        self.lane, self.shares, self.seed = lane, shares, seed
+    def __init__(
+        self, lane: Lane, shares: Array, rounds: int, seed: int, draws: int = SYSTEMATIC
+    ) -> None:
+        self.lane, self.shares, self.seed, self.draws = lane, shares, seed, draws
         self.sampler: Any = lane.sampler
         self.state: State = self.sampler.init(shares, rounds)
         self.asks, self.learns = (hasattr(self.sampler, name) for name in ("ask", "observe"))
@@ -179,7 +183,7 @@ class Meter:
     def needs_products(self) -> bool:
         """Whether the variance depends on the angles between the updates."""
         clustered = isinstance(self.sampler, ClusteredSize)
-        return clustered or self.procedure == "sequential"
+        return clustered or self.procedure in variance.PAIRWISE
 
     def round(self, now: int, row: Row) -> Array:
         """Measure and play one round; returns each client's weight in the estimate."""
@@ -213,15 +217,19 @@ class Meter:
             return self.shares
         applied = self.sampler.rates(self.state, self.shares)
         rates = applied[0]
-        if self.procedure in ("independent", "fixed"):
+        if self.procedure in ("independent", "fixed", "systematic"):
             rates = np.minimum(rates, 1.0)
         some = row.scores > 0
         self.cost.append(float((row.scores[some] ** 2 / rates[some]).sum()))
         self.best.append(row.least(float(rates.sum())))
-        if self.procedure == "sequential":
+        if self.procedure in variance.PAIRWISE:
             assert row.products is not None
-            stream = rng.generator(rng.key(self.seed, "sequential", now))
-            self.variance.append(sequential(rates, row.products, stream))
+            stream = rng.generator(rng.key(self.seed, self.procedure, now))
+            if self.procedure == "sequential":
+                spread = sequential(rates, row.products, stream)
+            else:
+                spread = variance.systematic(rates, row.products, stream, self.draws)
+            self.variance.append(spread)
         else:
             self.variance.append(variance.of(self.procedure, rates, row.scores, row.total))
         return np.asarray(applied)
@@ -313,9 +321,11 @@ def own_updates(
     return meters, weights, recorded
 
 
-def shared_updates(lane: Lane, shares: Array, recorded: Sequence[Row], seed: int) -> Meter:
+def shared_updates(
+    lane: Lane, shares: Array, recorded: Sequence[Row], seed: int, draws: int = SYSTEMATIC
+) -> Meter:
     """What a sampler does on a recorded sequence of updates, without any training."""
-    meter = Meter(lane, shares, len(recorded), seed)
+    meter = Meter(lane, shares, len(recorded), seed, draws)
     for now, row in enumerate(recorded, start=1):
         meter.round(now, row)
     return meter

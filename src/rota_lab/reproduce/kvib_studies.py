@@ -20,6 +20,7 @@ from rota.data.federation import Federation
 from rota.data.partition import unbalanced
 from rota.engine import make
 from rota.experiment import Experiment
+from rota.metrics import variance
 from rota.plan import Task, whole
 from rota.sampling import Full, KVib, draw
 from rota.weights import Weights
@@ -59,11 +60,15 @@ COINS = (
     "proportional-independent",
     "avare-independent",
     "kvib-independent",
-    "optimistic-independent",
+    "succession-independent",
     "optimal",
 )
 """The samplers on made-up updates: those whose variance does not depend on the updates' angles."""
-RIVALS = ("uniform-fixed", "vrb-multinomial", "avare-multinomial", *COINS)
+RIVALS = (
+    *("uniform-fixed", "vrb-multinomial", "avare-multinomial"),
+    *("proportional-systematic", "succession-systematic"),
+    *COINS,
+)
 """The samplers on other federations."""
 LARGEST = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Figure 6: how much the clients with most data hold, for these parts of the clients."""
@@ -128,7 +133,8 @@ def on_recorded(
             for seed in SEEDS[:draws]:
                 in_time(deadline)
                 if not totals or hasattr(of(name, budget), "observe"):
-                    meter = shared_updates(Lane(name, of(name, budget)), shares, rows, seed)
+                    lane = Lane(name, of(name, budget))
+                    meter = shared_updates(lane, shares, rows, seed, variance.DRAWS)
                 totals.append(finite(float(np.sum(meter.variance))))
             out[str(budget)][name] = totals
     return out
@@ -143,12 +149,16 @@ def other(part: Piece, _: Federation, deadline: float) -> Found:
     for now in range(1, part.rounds + 1):
         in_time(deadline)
         plan, scores = draw.everybody(shares), np.zeros(shares.shape[1])
-        full = torch.zeros_like(model.params)
+        weighted = model.params.new_zeros(shares.shape[1], len(model.params))
         for chunk in engine.train(whole([model], plan, now)):
             d = plan.weight[chunk.rows]
             scores[plan.client[chunk.rows]] = d * chunk.norm
-            full += torch.from_numpy(d).to(full) @ chunk.update
-        recorded.append(Row(scores, float(full.norm())))
+            weighted[plan.client[chunk.rows]] = torch.from_numpy(d).to(weighted)[:, None] * (
+                chunk.update
+            )
+        full = weighted.sum(dim=0)
+        products = (weighted @ weighted.T).double().numpy()
+        recorded.append(Row(scores, float(full.norm()), products))
         model = replace(model, weights=Weights(model.params - full, model.weights.buffers))
     (score,) = engine.evaluate([model])
     found = on_recorded(RIVALS, shares, recorded, DRAWS, deadline)

@@ -10,7 +10,7 @@ import torch
 
 from rota import data
 from rota.data.federation import Federation
-from rota_lab.reproduce.kvib_parts import ROUNDS, SEEDS, Piece, budgets, main
+from rota_lab.reproduce.kvib_parts import ROUNDS, SEEDS, SETTINGS, Piece, budgets, main, systematic
 from rota_lab.reproduce.kvib_studies import (
     CLIENTS,
     GROWTH_ROUNDS,
@@ -37,16 +37,18 @@ STUDIES: dict[str, Callable[[Piece, Federation, float], Found]] = {
     "growth": growth,
     "twice": main,
     "budgets": budgets,
+    "systematic": systematic,
 }
 SECONDS = {
     "logits": 26,
     "holds": 2,
     "sweep": 8,
     "made": 2,
-    "other": 6,
+    "other": 60,
     "growth": 6,
     "twice": 24,
     "budgets": 24,
+    "systematic": 50,
 }
 """The rough times of parts on one core."""
 SWEEP_SEEDS, SWEEP_ROUNDS = range(2), 125
@@ -66,7 +68,9 @@ def parts(quick: bool = False) -> list[Piece]:
     out += [Piece("sweep", f"seed{seed}", swept, quick) for seed in SWEEP_SEEDS]
     for study in ("twice", "budgets"):
         out += [Piece(study, f"seed{seed}", rounds, quick) for seed in seeds]
-    return out
+    for setting in SETTINGS:
+        out += [Piece("systematic", f"{setting}-seed{seed}", rounds, quick) for seed in seeds]
+    return out + [Piece("budgets", f"twice-seed{seed}", rounds, quick) for seed in seeds]
 
 
 def estimate(only: str | None = None) -> list[str]:

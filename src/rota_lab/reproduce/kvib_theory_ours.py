@@ -6,7 +6,7 @@ import math
 
 from rota_lab.reproduce.interval import interval
 from rota_lab.reproduce.kvib_parts import named
-from rota_lab.reproduce.kvib_theory_claims import ALL_BUDGETS, against
+from rota_lab.reproduce.kvib_theory_claims import ALL_BUDGETS, against, ours_of
 from rota_lab.reproduce.kvib_theory_text import OURS_TEXT
 from rota_lab.reproduce.kvib_theory_view import (
     KVIB,
@@ -55,11 +55,12 @@ def _elsewhere(view: View, study: str) -> str:
     lanes = list(
         dict.fromkeys(lane for part in parts for by in part["budgets"].values() for lane in by)
     )
-    lanes = [lane for lane in lanes if lane != OURS]
+    mine = ours_of(lanes)
+    lanes = [lane for lane in lanes if lane != mine]
     for part in parts:
         for budget, by in part["budgets"].items():
             cells = [f"{part['which']}, K = {budget}"]
-            rows.append([*cells, *(times(against(by[lane], by[OURS])) for lane in lanes)])
+            rows.append([*cells, *(times(against(by[lane], by[mine])) for lane in lanes)])
     heads = {"other": "other federations: variance / ours", "made": "made-up updates: / ours"}
     return table([heads[study], *(title(lane) for lane in lanes)], rows)
 
@@ -69,10 +70,11 @@ def _fails(view: View) -> str:
     out = []
     for part in [*view.study("other"), *view.study("made")]:
         for budget, by in part["budgets"].items():
-            better = []
+            better, mine = [], ours_of(by)
             for lane, values in by.items():
-                logs = against(values, by[OURS])
-                if lane not in (OURS, "optimal") and len(logs) > 1 and interval(logs).high < 0:
+                logs = against(values, by[mine])
+                known = lane.startswith("succession") or lane == "optimal"
+                if not known and len(logs) > 1 and interval(logs).high < 0:
                     ratio = middle([math.exp(each) for each in logs])
                     better.append(f"{title(lane)} ({ratio:.3g} times)")
             if better:

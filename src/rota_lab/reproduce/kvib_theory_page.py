@@ -10,8 +10,9 @@ import numpy as np
 from rota_lab.reproduce import kvib_theory_sections as sections
 from rota_lab.reproduce.chart import COLOURS, Chart, Line
 from rota_lab.reproduce.interval import FAILS, HOLDS, Claim, interval, judged
-from rota_lab.reproduce.kvib_parts import CURVES, OWN, SETTINGS, named
+from rota_lab.reproduce.kvib_parts import CURVES, SETTINGS, named
 from rota_lab.reproduce.kvib_studies import LARGEST, RATES, SWEPT
+from rota_lab.reproduce.kvib_theory_answer import SHORT, answer
 from rota_lab.reproduce.kvib_theory_claims import ALL_BUDGETS, statements
 from rota_lab.reproduce.kvib_theory_view import (
     KVIB,
@@ -41,15 +42,19 @@ def report(found: dict[str, Found], everything: Sequence[str], quick: bool) -> R
     claims = judged(statements(view))
     text = "\n".join(
         [
-            sections.WARNING * quick + sections.INTRODUCTION.format(**sections.numbers(view)),
-            in_short(claims),
+            sections.WARNING * quick + sections.INTRODUCTION,
+            answer(view, claims),
+            sections.MEASURED.format(**sections.numbers(view)),
             *(section(view) for section in sections.ALL),
             sections.not_run(found, everything),
-            CLAIMS,
+            listed(claims),
         ]
     )
     name = "K-Vib: variance and regret on Synthetic"
-    return Result("kvib-theory", name, text, rows(view), charts(view), checks, quick, claims=claims)
+    some = rows(view)
+    return Result(
+        "kvib-theory", name, text, some, charts(view), checks, quick, claims=claims, listed=False
+    )
 
 
 CLAIMS = """
@@ -58,11 +63,12 @@ All claims are judged together with Holm's correction over the page. The interva
 is the claim's own 95 % interval, without the correction. Variances and relative regrets are
 compared as ratios: 2 times means that the other one is twice as large. Other numbers are
 differences, which are above 0 where the claim holds.
+
 """
 
 
-def in_short(claims: Sequence[Claim]) -> str:
-    """How many claims of each group hold, fail, or cannot be told."""
+def listed(claims: Sequence[Claim]) -> str:
+    """All claims, and how many of each group hold, fail, or cannot be told."""
     groups: dict[str, list[str]] = {}
     for claim in claims:
         group = claim.words.partition(":")[0].partition(", K = ")[0]
@@ -71,20 +77,9 @@ def in_short(claims: Sequence[Claim]) -> str:
     for group, verdicts in groups.items():
         counts = [verdicts.count(verdict) for verdict in (HOLDS, FAILS)]
         lines.append([group, *map(str, counts), str(len(verdicts) - sum(counts))])
-    heads = ["claims on", "hold", "fail", "cannot tell"]
-    first = [f"- **{each.verdict}**: {each.words}" for each in claims if headline(each.words)]
-    end = "All claims are at the end of this page."
-    return "\n".join(["## In short", *first, "", table(heads, lines), "", end, ""])
-
-
-def headline(words: str) -> bool:
-    """Whether a claim is among the page's first: variances on logits at K = 10, by seed."""
-    if "logits" not in words:
-        return False
-    figure_4 = words.startswith("Figure 4") and "K-Vib's cumulative variance" in words
-    learner = words.startswith("Learner") and "on coins" in words and "Avare" in words
-    ours = words.startswith("rota's sampler") and "K = 10: its cumulative variance" in words
-    return figure_4 or learner or ours or "which learn nothing" in words
+    counted = table(["claims on", "hold", "fail", "cannot tell"], lines)
+    each = table(["claim", "verdict"], [[claim.words, f"**{claim.verdict}**"] for claim in claims])
+    return "\n".join([CLAIMS, counted, "", each, ""])
 
 
 def rows(view: View) -> list[Row]:
@@ -92,7 +87,7 @@ def rows(view: View) -> list[Row]:
     out = []
     for setting, name in SETTING_TITLES.items():
         for where, words in WHERES.items():
-            for lane in OWN:
+            for lane in (*SHORT, "optimal"):
                 values = list(view.numbers(setting, where, lane, "variance").values())
                 if values:
                     quantity = f"{name}, {words}, {title(lane)}: cumulative variance"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rota.metrics import variance
 from rota_lab.reproduce.interval import interval
 from rota_lab.reproduce.kvib_parts import (
     BOUNDS,
@@ -19,6 +20,7 @@ from rota_lab.reproduce.kvib_parts import (
     named,
 )
 from rota_lab.reproduce.kvib_stack import DRAWS as SEQUENTIAL
+from rota_lab.reproduce.kvib_stack import SYSTEMATIC
 from rota_lab.reproduce.kvib_studies import (
     DRAWS,
     MADE_ROUNDS,
@@ -41,6 +43,7 @@ from rota_lab.reproduce.kvib_theory_text import (
     DIFFERENCES,
     FIGURE_6,
     INTRODUCTION,
+    MEASURED,
     PROCEDURE,
     READINGS,
     SWEEP,
@@ -67,7 +70,7 @@ from rota_lab.reproduce.kvib_theory_view import (
 )
 from rota_lab.reproduce.parts import Found
 
-__all__ = ["ALL", "INTRODUCTION", "WARNING", "not_run", "numbers"]
+__all__ = ["ALL", "INTRODUCTION", "MEASURED", "WARNING", "not_run", "numbers"]
 
 FIRST = (*SOURCE.values(), KVIB, "kvib-full", "optimal", OURS)
 """The lanes that a table begins with; the others follow."""
@@ -80,13 +83,19 @@ def numbers(view: View) -> dict[str, str]:
     for part in parts:
         if part["study"] in rounds:
             rounds[part["study"]] = part["rounds"]
-    seeds = {name: view.seeds(name) for name in (*SETTINGS, "budgets", "sweep")}
+    seeds = {name: view.seeds(name) for name in (*SETTINGS, "sweep")}
+    for name in ("budgets", "systematic"):
+        for setting, tail in (("logits", ""), ("twice", "_twice")):
+            some = [part for part in view.more(setting) if part["study"] == name]
+            seeds[f"{name}{tail}"] = len(some)
     return {
         **{f"{study}_rounds": str(count) for study, count in rounds.items()},
         **{f"{name}_seeds": str(count) for name, count in seeds.items()},
         "budget": str(BUDGET),
         "draws": str(DRAWS),
         "sequential": str(SEQUENTIAL),
+        "systematic": str(SYSTEMATIC),
+        "many": str(variance.DRAWS),
         "planned": str(len(SEEDS)),
         "wide": str(len(WIDE)),
         "minutes": f"{sum(part['seconds'] for part in parts) / 60:.0f}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rota_lab.reproduce.interval import geometric, interval
-from rota_lab.reproduce.kvib_parts import BUDGET, LEARNERS, named
+from rota_lab.reproduce.kvib_parts import BUDGET, LEARNERS, Piece, named
 from rota_lab.reproduce.parts import Found
 
 LEARNER_TITLES = {
@@ -20,14 +20,15 @@ LEARNER_TITLES = {
     "osmd": "OSMD",
     "osmd-adaptive": "adaptive OSMD",
     "kvib": "K-Vib",
-    "optimistic": "optimistic",
     "proportional": "proportional",
+    "succession": "succession",
 }
 PROCEDURE_TITLES = {
     "fixed": "fixed size",
     "multinomial": "with replacement",
     "sequential": "without replacement",
     "independent": "coins",
+    "systematic": "systematic",
 }
 ALONE = {
     "full": "full participation",
@@ -50,7 +51,7 @@ SOURCE = {
     "avare": "avare-multinomial",
 }
 """The rivals that K-Vib's paper compares it with, by the procedures of their sources."""
-KVIB, OURS = "kvib-independent", "optimistic-independent"
+KVIB, OURS, OURS_COINS = "kvib-independent", "succession-systematic", "succession-independent"
 MORE_KNOWN = ("full", "kvib-full", "optimal")
 """The lanes that know the norms of all clients."""
 
@@ -74,16 +75,18 @@ class View:
         return [part for part in self.found.values() if part["study"] == name]
 
     def numbers(self, setting: str, where: str, lane: str, key: str) -> dict[str, float]:
-        """One of a lane's numbers, by seed; other budgets' own updates have parts of their own."""
-        parts = self.study(setting)
-        if setting == "logits" and where == "own":
-            parts = parts + self.study("budgets")
+        """One of a lane's numbers by seed, from all parts of the setting that have it."""
         out = {}
-        for part in parts:
+        for part in [*self.study(setting), *self.more(setting)]:
             value = part.get(where, {}).get(lane, {}).get(key)
             if value is not None:
-                out[part["which"]] = float(value)
+                out[part["which"].rpartition("-")[2]] = float(value)
         return out
+
+    def more(self, setting: str) -> list[Found]:
+        """The parts of a setting with other budgets on own updates, and with systematic draws."""
+        parts = [*self.study("budgets"), *self.study("systematic")]
+        return [part for part in parts if Piece(part["study"], part["which"]).setting == setting]
 
     def paired(
         self, setting: str, where: str, one: str, other: str, key: str
@@ -113,7 +116,7 @@ class View:
         """The lanes at a budget that know no more than rota's sampler."""
         lanes = list[str]()
         for learner in ("uniform", *LEARNERS):
-            if learner != "optimistic":
+            if learner != "succession":
                 lanes += [f"{learner}-{procedure}" for procedure in PROCEDURE_TITLES]
         lanes = [named(lane, budget) for lane in (*lanes, "clustered-size")]
         return [lane for lane in lanes if self.numbers(setting, where, lane, "variance")]

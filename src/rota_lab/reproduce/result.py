@@ -48,6 +48,8 @@ class Result:
     device: str = "cpu"
     claims: Sequence[Claim] = ()
     """The source's claims that are judged by intervals: each holds, fails, or cannot be told."""
+    listed: bool = True
+    """Whether the page lists these claims below its text; if not, the text has them."""
 
     @property
     def ok(self) -> bool:
@@ -80,9 +82,9 @@ def write_page(result: Result, folder: Path | str) -> Path:
     lines = [f"# {result.title}", "", wrapped(result.text.strip()), ""]
     for claim, held in result.checks.items():
         lines.append(wrapped(f"- {'yes' if held else '**no**'}: {claim}"))
-    for each in result.claims:
+    for each in result.claims if result.listed else ():
         lines.append(wrapped(f"- **{each.verdict}**: {each.words}"))
-    if result.checks or result.claims:
+    if result.checks or (result.claims and result.listed):
         lines.append("")
     for chart in result.charts:
         file = f"{name}-{chart.name}.svg"
