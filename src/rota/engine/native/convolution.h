@@ -363,7 +363,7 @@ static void convolve_lines(const Shape *s, const R *x, const R *taps, const R *b
         memcpy(y + j * s->outputs, bias, (size_t)s->outputs * sizeof(R));
       for (int64_t o = 0; o < s->outputs; o += 2 * LANES)
         strip(s->out_wide, s->outputs - o < 2 * LANES ? s->outputs - o : 2 * LANES, s->size[0],
-              line, deep, space + (b * high + i * s->stride[0]) * line, s->stride[1] * s->channels,
+              line, deep * s->outputs, deep, space + (b * high + i * s->stride[0]) * line, s->stride[1] * s->channels,
               1, taps + o, s->outputs, y + o, s->outputs, bias != NULL, 1);
     }
 }
@@ -371,21 +371,114 @@ static void convolve_lines(const Shape *s, const R *x, const R *taps, const R *b
 /* dw as [taps, channels, outputs]. */
 static void weight_gradient_lines(const Shape *s, const R *x, const R *dy, R *dw, R *space) {
   int64_t line = bordered_line(s), high = s->high + 2 * s->pad[0], deep = s->size[1] * s->channels;
-  R *rest = space + s->batch * high * line;
+  border(s, x, space);
+  for (int64_t b = 0; b < s->batch; b++, dy += s->out_high * s->out_wide * s->outputs)
+    for (int64_t u = 0; u < s->size[0]; u++)
+      for (int64_t o = 0; o < s->outputs; o += 2 * LANES)
+        strip(deep, s->outputs - o < 2 * LANES ? s->outputs - o : 2 * LANES, s->out_high,
+              s->stride[0] * line, s->out_wide * s->outputs, s->out_wide,
+              space + (b * high + u) * line, 1, s->stride[1] * s->channels, dy + o, s->outputs,
+              dw + u * deep * s->outputs + o, s->outputs, b > 0, 1);
+}
+
+/* Whether vectors hold pixels in place of channels: images of one colour, and few outputs. */
+static int by_pixels(const Shape *s) {
+  return s->channels == 1 && s->stride[0] == 1 && s->stride[1] == 1 && s->outputs < LANES;
+}
+
+/* y = x convolved with w [outputs, taps]. */
+static void convolve_pixels(const Shape *s, const R *x, const R *w, const R *bias, R *y, R *space) {
+  int64_t line = bordered_line(s), high = s->high + 2 * s->pad[0], taps = s->size[0] * s->size[1];
+  R *found = space + s->batch * high * line; /* [outputs, out_wide] */
   border(s, x, space);
   for (int64_t b = 0; b < s->batch; b++)
+    for (int64_t i = 0; i < s->out_high; i++, y += s->out_wide * s->outputs) {
+      const R *from = space + (b * high + i) * line;
+      for (int64_t j = 0; j < s->out_wide; j += 2 * LANES)
+        strip(s->outputs, s->out_wide - j < 2 * LANES ? s->out_wide - j : 2 * LANES, s->size[0],
+              s->size[1], line, s->size[1], w, taps, 1, from + j, 1, found + j, s->out_wide, 0, 1);
+      for (int64_t o = 0; o < s->outputs; o++) {
+        R more = bias ? bias[o] : 0;
+        for (int64_t j = 0; j < s->out_wide; j++)
+          y[j * s->outputs + o] = found[o * s->out_wide + j] + more;
+      }
+    }
+}
+
+/* Outputs and taps whose gradients are summed up at the same time: they fill the registers. */
+#define OUTPUTS (VECTOR_BYTES == 64 ? 6 : 3)
+#define TAPS 4
+
+/* Some gradients of an image's weights: dw[o][t] += the sum over the pixels of dy[o] times x at tap
+   t. Outputs and taps beyond those that there are repeat the last one. */
+INLINE add_gradients(const Shape *s, const R *x, int64_t line, const R *dy, int64_t outputs,
+                     const int64_t *tap, int64_t taps, R *dw, int64_t dw_o) {
+  V sums[OUTPUTS * TAPS];
+  int64_t apart[OUTPUTS];
+  UNROLL for (int i = 0; i < OUTPUTS * TAPS; i++) sums[i] = (V){0};
+  UNROLL for (int o = 0; o < OUTPUTS; o++) apart[o] = (o < outputs ? o : outputs - 1) * s->out_wide;
+  for (int64_t i = 0; i < s->out_high; i++, x += line, dy += s->outputs * s->out_wide)
+    for (int64_t j = 0; j < s->out_wide; j += LANES) {
+      V at[TAPS];
+      UNROLL for (int t = 0; t < TAPS; t++) at[t] = load_masked(x + tap[t] + j, s->out_wide - j);
+      UNROLL for (int o = 0; o < OUTPUTS; o++) {
+        V g = load_masked(dy + apart[o] + j, s->out_wide - j);
+        HELD(g);
+        UNROLL for (int t = 0; t < TAPS; t++) sums[o * TAPS + t] += g * at[t];
+      }
+    }
+  UNROLL for (int o = 0; o < OUTPUTS; o++)
+    UNROLL for (int t = 0; t < TAPS; t++)
+      if (o < outputs && t < taps) dw[o * dw_o + t] += sum_lanes(sums[o * TAPS + t]);
+}
+
+/* dw [outputs, taps]. */
+static void weight_gradient_pixels(const Shape *s, const R *x, const R *dy, R *dw, R *space) {
+  int64_t line = bordered_line(s), high = s->high + 2 * s->pad[0], taps = s->size[0] * s->size[1];
+  R *turned = space + s->batch * high * line; /* an image of dy: [out_high, outputs, out_wide] */
+  border(s, x, space);
+  memset(dw, 0, (size_t)(s->outputs * taps) * sizeof(R));
+  for (int64_t b = 0; b < s->batch; b++) {
     for (int64_t i = 0; i < s->out_high; i++, dy += s->out_wide * s->outputs)
-      for (int64_t u = 0; u < s->size[0]; u++)
-        product(deep, s->outputs, s->out_wide, space + (b * high + i * s->stride[0] + u) * line, 1,
-                s->stride[1] * s->channels, dy, s->outputs, 1, dw + u * deep * s->outputs,
-                s->outputs, 1, b || i, 1, rest);
+      for (int64_t o = 0; o < s->outputs; o++)
+        for (int64_t j = 0; j < s->out_wide; j++)
+          turned[(i * s->outputs + o) * s->out_wide + j] = dy[j * s->outputs + o];
+    for (int64_t t = 0; t < taps; t += TAPS) {
+      int64_t tap[TAPS], some = taps - t < TAPS ? taps - t : TAPS;
+      for (int64_t q = 0; q < TAPS; q++) {
+        int64_t at = q < some ? t + q : taps - 1;
+        tap[q] = at / s->size[1] * line + at % s->size[1];
+      }
+      for (int64_t o = 0; o < s->outputs; o += OUTPUTS)
+        add_gradients(s, space + b * high * line, line, turned + o * s->out_wide,
+                      s->outputs - o < OUTPUTS ? s->outputs - o : OUTPUTS, tap, some,
+                      dw + o * taps + t, taps);
+    }
+  }
+}
+
+/* How many images are worked on at a time, so that their patches stay in the second cache. */
+static int64_t images_at_once(const Shape *s) {
+  int64_t some = 256 / (s->out_high * s->out_wide) + 1;
+  return some < s->batch ? some : s->batch;
+}
+
+/* The shape of the images from..from+images_at_once. */
+static Shape images_from(const Shape *s, int64_t from) {
+  Shape some = *s;
+  some.batch = s->batch - from < images_at_once(s) ? s->batch - from : images_at_once(s);
+  return some;
 }
 
 /* y = x convolved with w [outputs, channels, taps], plus a bias if there is one. */
 static void convolution(const Shape *s, const R *x, const R *w, const R *bias, R *y, R *space) {
   int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
-  int64_t pixels = s->batch * s->out_high * s->out_wide;
+  int64_t pixels = s->out_high * s->out_wide, image = s->high * s->wide * s->channels;
   R *kernel = space, *rest = space + depth * s->outputs;
+  if (by_pixels(s)) {
+    convolve_pixels(s, x, w, bias, y, rest);
+    return;
+  }
   taps_first(s, w, kernel, 0);
   if (by_tiles(s)) {
     convolve_tiles(s, x, s->channels, s->high, s->wide, kernel, s->outputs, s->out_high,
@@ -396,11 +489,16 @@ static void convolution(const Shape *s, const R *x, const R *w, const R *bias, R
     convolve_lines(s, x, kernel, bias, y, rest);
     return;
   }
-  patches(s, x, rest);
-  for (int64_t i = 0; bias && i < pixels; i++)
-    memcpy(y + i * s->outputs, bias, s->outputs * sizeof(R));
-  product(pixels, s->outputs, depth, rest, depth, 1, kernel, s->outputs, 1, y, s->outputs, 1,
-          bias != NULL, 1, rest + pixels * depth);
+  for (int64_t from = 0; from < s->batch; from += images_at_once(s)) {
+    Shape some = images_from(s, from);
+    int64_t many = some.batch * pixels;
+    R *to = y + from * pixels * s->outputs;
+    patches(&some, x + from * image, rest);
+    for (int64_t i = 0; bias && i < many; i++)
+      memcpy(to + i * s->outputs, bias, (size_t)s->outputs * sizeof(R));
+    product(many, s->outputs, depth, rest, depth, 1, kernel, s->outputs, 1, to, s->outputs, 1,
+            bias != NULL, 1, rest + many * depth);
+  }
 }
 
 /* dw [outputs, channels, taps] from x and dy. */
@@ -410,24 +508,57 @@ static void weight_gradient(const Shape *s, const R *x, const R *dy, R *dw, R *s
     return;
   }
   int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
-  int64_t pixels = s->batch * s->out_high * s->out_wide;
+  int64_t pixels = s->out_high * s->out_wide, image = s->high * s->wide * s->channels;
   R *result = space, *columns = space + depth * s->outputs; /* result [taps, channels, outputs] */
-  if (by_lines(s)) weight_gradient_lines(s, x, dy, result, columns);
-  else {
-    patches(s, x, columns);
-    product(depth, s->outputs, pixels, columns, 1, depth, dy, s->outputs, 1, result, s->outputs, 1,
-            0, 1, columns + pixels * depth);
+  if (by_pixels(s)) {
+    weight_gradient_pixels(s, x, dy, dw, columns);
+    return;
   }
+  if (by_lines(s)) weight_gradient_lines(s, x, dy, result, columns);
+  else
+    for (int64_t from = 0; from < s->batch; from += images_at_once(s)) {
+      Shape some = images_from(s, from);
+      int64_t many = some.batch * pixels;
+      patches(&some, x + from * image, columns);
+      product(depth, s->outputs, many, columns, 1, depth, dy + from * pixels * s->outputs, s->outputs, 1, result,
+              s->outputs, 1, from > 0, 1, columns + many * depth);
+    }
   for (int64_t o = 0; o < s->outputs; o++)
     for (int64_t c = 0; c < s->channels; c++)
       for (int64_t t = 0; t < taps; t++)
         dw[(o * s->channels + c) * taps + t] = result[(t * s->channels + c) * s->outputs + o];
 }
 
+/* dx of some images from the gradients of their patches [batch, out_high, out_wide, taps,
+   channels]: every pixel adds up those of the patches that hold it. */
+static void pixels_of_patches(const Shape *s, const R *in, R *dx) {
+  int64_t taps = s->size[0] * s->size[1], down = s->stride[0], across = s->stride[1];
+  int64_t next = across * s->channels - taps * s->channels; /* from a tap to the next one's patch */
+  for (int64_t b = 0; b < s->batch; b++, in += s->out_high * s->out_wide * taps * s->channels)
+    for (int64_t y = s->pad[0]; y < s->high + s->pad[0]; y++)
+      for (int64_t z = s->pad[1]; z < s->wide + s->pad[1]; z++, dx += s->channels) {
+        int64_t last = s->out_wide - 1, beyond = z / across > last ? z / across - last : 0;
+        int64_t left = z % across + beyond * across, right = z / across - beyond;
+        for (int64_t c = 0; c < s->channels; c += LANES) {
+          V sum = {0};
+          for (int64_t u = y % down, i = y / down; u < s->size[0] && i >= 0; u += down, i--) {
+            if (i >= s->out_high) continue;
+            const R *at = in + ((i * s->out_wide + right) * taps + u * s->size[1] + left) *
+                                   s->channels + c;
+            V line = {0}; /* so that lines need not wait for one another */
+            for (int64_t v = left, j = right; v < s->size[1] && j >= 0; v += across, j--, at += next)
+              line += load_masked(at, s->channels - c);
+            sum += line;
+          }
+          store_masked(dx + c, sum, s->channels - c);
+        }
+      }
+}
+
 /* dx from dy and w. */
 static void input_gradient(const Shape *s, const R *dy, const R *w, R *dx, R *space) {
   int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
-  int64_t pixels = s->batch * s->out_high * s->out_wide;
+  int64_t pixels = s->out_high * s->out_wide, image = s->high * s->wide * s->channels;
   R *kernel = space, *rest = space + depth * s->outputs;
   if (by_tiles(s)) {
     taps_first(s, w, kernel, 1);
@@ -435,21 +566,17 @@ static void input_gradient(const Shape *s, const R *dy, const R *w, R *dx, R *sp
                    s->wide, s->size[0] - 1 - s->pad[0], s->size[1] - 1 - s->pad[1], NULL, dx, rest);
     return;
   }
-  taps_first(s, w, kernel, 0); /* [taps, channels, outputs] */
-  product(pixels, depth, s->outputs, dy, s->outputs, 1, kernel, 1, s->outputs, rest, depth, 1, 0, 1,
-          rest + pixels * depth);
-  memset(dx, 0, s->batch * s->high * s->wide * s->channels * sizeof(R));
-  const R *from = rest;
-  for (int64_t b = 0; b < s->batch; b++)
-    for (int64_t i = 0; i < s->out_high; i++)
-      for (int64_t j = 0; j < s->out_wide; j++)
-        for (int64_t u = 0; u < s->size[0]; u++)
-          for (int64_t v = 0; v < s->size[1]; v++, from += s->channels) {
-            int64_t y = i * s->stride[0] - s->pad[0] + u, z = j * s->stride[1] - s->pad[1] + v;
-            if (y < 0 || y >= s->high || z < 0 || z >= s->wide) continue;
-            R *to = dx + ((b * s->high + y) * s->wide + z) * s->channels;
-            for (int64_t c = 0; c < s->channels; c++) to[c] += from[c];
-          }
+  for (int64_t o = 0; o < s->outputs; o++) /* kernel [outputs, taps, channels] */
+    for (int64_t t = 0; t < taps; t++)
+      for (int64_t c = 0; c < s->channels; c++)
+        kernel[(o * taps + t) * s->channels + c] = w[(o * s->channels + c) * taps + t];
+  for (int64_t from = 0; from < s->batch; from += images_at_once(s)) {
+    Shape some = images_from(s, from);
+    int64_t many = some.batch * pixels;
+    product(many, depth, s->outputs, dy + from * pixels * s->outputs, s->outputs, 1, kernel, depth, 1, rest, depth,
+            1, 0, 1, rest + many * depth);
+    pixels_of_patches(&some, rest, dx + from * image);
+  }
 }
 
 /* How many numbers of scratch space the functions above need at most; -1 if more than 2^48. */
@@ -457,13 +584,14 @@ static int64_t convolution_space(const Shape *s) {
   int64_t taps = s->size[0] * s->size[1], depth = taps * s->channels;
   int64_t pixels = s->batch * s->out_high * s->out_wide;
   int64_t most = s->channels > s->outputs ? s->channels : s->outputs;
-  int64_t packed = DEPTH * ((depth > most ? depth : most) + 4 * LANES);
+  int64_t packed = product_space(depth, most);
   double around = ((double)s->high + 2.0 * (double)s->pad[0]) * (double)s->channels *
                   ((double)s->wide + 2.0 * (double)s->pad[1]) * (double)s->batch;
   if ((double)pixels * (double)depth > 0x1p48 || around > 0x1p48) return -1;
   int64_t bordered = s->batch * (s->high + 2 * s->pad[0]) * bordered_line(s);
-  int64_t columns = pixels * depth;
-  if (!by_tiles(s)) return depth * s->outputs + (bordered > columns ? bordered : columns) + packed;
+  int64_t columns = pixels * depth, turned = s->out_high * s->out_wide * s->outputs;
+  if (!by_tiles(s))
+    return depth * s->outputs + (bordered + turned > columns ? bordered + turned : columns) + packed;
   int64_t tile = s->size[0] + RESULTS - 1;
   int64_t images = spread(2 * BLOCK * s->channels), results = spread(2 * BLOCK * s->outputs);
   int64_t points = tile * tile * (spread(s->channels * s->outputs) + images + results);

@@ -130,9 +130,27 @@ static void each(Each f, const int64_t *shape, int dims, R *o, const int64_t *so
          sb + 1, c + i * sc[0], sc + 1);
 }
 
+/* o += the sum of rows of n numbers, which are at most LANES, in whole vectors: LANES rows are n
+   vectors. */
+static void add_narrow_rows(int64_t rows, int64_t n, R *o, const R *a) {
+  V sums[LANES_AT_MOST] = {{0}};
+  int64_t r = 0;
+  for (; r + LANES <= rows; r += LANES, a += LANES * n)
+    for (int64_t v = 0; v < n; v++) sums[v] += load(a + v * LANES);
+  for (int64_t v = 0, at = 0; v < n; v++)
+    for (int64_t l = 0; l < LANES; l++, at = at + 1 < n ? at + 1 : 0) o[at] += sums[v][l];
+  for (; r < rows; r++, a += n)
+    for (int64_t j = 0; j < n; j++) o[j] += a[j];
+}
+
 /* o += the sum of a over the axes along which o does not move. */
 static void add_up(const int64_t *shape, int dims, R *o, const int64_t *so, const R *a,
                    const int64_t *sa) {
+  if (dims == 2 && so[0] == 0 && so[1] == 1 && sa[1] == 1 && sa[0] == shape[1] &&
+      shape[1] <= LANES) {
+    add_narrow_rows(shape[0], shape[1], o, a);
+    return;
+  }
   if (dims > 1) {
     for (int64_t i = 0; i < shape[0]; i++)
       add_up(shape + 1, dims - 1, o + i * so[0], so + 1, a + i * sa[0], sa + 1);

@@ -14,10 +14,17 @@
 static V over_pixels(const R *x, int64_t pixels, int64_t channels, int64_t some, V shift,
                      int squared) {
   V sum[4] = {{0}, {0}, {0}, {0}}; /* four, because an addition takes as many cycles */
-  for (int64_t p = 0; p < pixels; p++, x += channels) {
-    V apart = load_masked(x, some) - shift;
+  int64_t p = 0;
+  for (; p + 4 <= pixels; p += 4)
+    UNROLL for (int i = 0; i < 4; i++) {
+      V apart = load_masked(x + (p + i) * channels, some) - shift;
+      if (squared) apart *= apart;
+      sum[i] += apart;
+    }
+  for (; p < pixels; p++) {
+    V apart = load_masked(x + p * channels, some) - shift;
     if (squared) apart *= apart;
-    sum[p % 4] += apart;
+    sum[0] += apart;
   }
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
@@ -57,21 +64,27 @@ static void group_scaled(const int64_t *n, const R *x, const R *scale, const R *
 static void group_sums(const int64_t *n, const R *g, const R *x, const R *stats, R *sums) {
   int64_t channels = n[2], size = n[1] * channels, each = channels / n[3];
   EACH_VECTOR {
-    V mean = {0}, scale = {0}, first[2] = {{0}, {0}}, second[2] = {{0}, {0}};
+    V mean = {0}, scale = {0}, first = {0}, second = {0}, third = {0}, fourth = {0};
     for (int64_t l = 0; l < LANES && l < some; l++) {
       const R *own = stats + 2 * (b * n[3] + (c + l) / each);
       mean[l] = own[0];
       scale[l] = own[1];
     }
-    const R *from = g + b * size + c, *with = x + b * size + c;
-    for (int64_t p = 0; p < n[1]; p++, from += channels, with += channels) {
-      V gradient = load_masked(from, some);
-      first[p % 2] += gradient;
-      second[p % 2] += gradient * (load_masked(with, some) - mean);
+    const R *from = g + b * size + c, *with = x + b * size + c, *end = from + size - c;
+    for (; from + channels < end; from += 2 * channels, with += 2 * channels) {
+      V one = load_masked(from, some), two = load_masked(from + channels, some);
+      first += one;
+      second += one * (load_masked(with, some) - mean);
+      third += two;
+      fourth += two * (load_masked(with + channels, some) - mean);
+    }
+    if (from < end) {
+      first += load_masked(from, some);
+      second += load_masked(from, some) * (load_masked(with, some) - mean);
     }
     R *out = sums + 2 * b * channels + c;
-    store_masked(out, first[0] + first[1], some);
-    store_masked(out + channels, (second[0] + second[1]) * scale, some);
+    store_masked(out, first + third, some);
+    store_masked(out + channels, (second + fourth) * scale, some);
   }
 }
 

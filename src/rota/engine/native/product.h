@@ -71,7 +71,9 @@ static inline V choose(Mask m, V a, V b) { return (V)((m & (Mask)a) | (~m & (Mas
 static inline V larger(V a, V b) { return choose((a > b) | (a != a), a, b); }
 
 /* Keep a vector in its register: a compiler may think that loading it again costs nothing. */
-#ifdef __AVX__
+#if defined(__AVX512F__)
+#define HELD(v) __asm__("" : "+v"(v))
+#elif defined(__AVX__)
 #define HELD(v) __asm__("" : "+x"(v))
 #else
 #define HELD(v) (void)0
@@ -176,6 +178,9 @@ typedef R Few
 /* Numbers of each row that a product of rows takes at a time. A few rows of A then fit into the
    first cache. */
 #define LONG 1024
+/* Whether rows this far apart share a few places of the first cache, so that they drive each other
+   out. */
+#define FEW_PLACES(apart) ((apart) * (int64_t)sizeof(R) % 512 == 0)
 /* How many rows of B are fetched in advance. Each row of a large B is on a page of its own. */
 #define AHEAD 16
 
@@ -198,19 +203,19 @@ INLINE add_products(int m, int two, int full, int64_t some, int64_t k, const R *
 }
 
 /* C = keep * C + sign * A B for m rows and one or two vectors of columns of C. A's columns lie in
-   `lines` pieces of k, `a_line` apart. */
-INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t k, const R *a,
-            int64_t a_m, int64_t a_k, const R *b, int64_t b_k, R *c, int64_t c_m, int keep,
-            R sign) {
+   `lines` pieces of k, `a_line` apart, and so do B's rows, `b_line` apart. */
+INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t b_line, int64_t k,
+            const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, R *c, int64_t c_m,
+            int keep, R sign) {
   V left[ROWS], right[ROWS];
 #pragma GCC unroll 6
   for (int i = 0; i < m; i++) left[i] = right[i] = (V){0};
   if (some >= LANES)
     for (int64_t l = 0; l < lines; l++)
-      add_products(m, two, 1, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
+      add_products(m, two, 1, some, k, a + l * a_line, a_m, a_k, b + l * b_line, b_k, left, right);
   else
     for (int64_t l = 0; l < lines; l++)
-      add_products(m, two, 0, some, k, a + l * a_line, a_m, a_k, b + l * k * b_k, b_k, left, right);
+      add_products(m, two, 0, some, k, a + l * a_line, a_m, a_k, b + l * b_line, b_k, left, right);
 #pragma GCC unroll 6
   for (int i = 0; i < m; i++) {
     R *out = c + i * c_m;
@@ -227,12 +232,13 @@ INLINE tile(int m, int two, int64_t some, int64_t lines, int64_t a_line, int64_t
 }
 
 /* The same for any number of rows. */
-static void strip(int64_t end, int64_t columns, int64_t lines, int64_t a_line, int64_t k,
-                  const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, R *c, int64_t c_m,
-                  int keep, R sign) {
+static void strip(int64_t end, int64_t columns, int64_t lines, int64_t a_line, int64_t b_line,
+                  int64_t k, const R *a, int64_t a_m, int64_t a_k, const R *b, int64_t b_k, R *c,
+                  int64_t c_m, int keep, R sign) {
   int64_t m = 0, some = columns > LANES ? columns - LANES : columns;
 #define CALL(n, two) \
-  tile(n, two, some, lines, a_line, k, a + m * a_m, a_m, a_k, b, b_k, c + m * c_m, c_m, keep, sign)
+  tile(n, two, some, lines, a_line, b_line, k, a + m * a_m, a_m, a_k, b, b_k, c + m * c_m, c_m, \
+       keep, sign)
 #define REST(two) \
   for (; m + ROWS <= end; m += ROWS) CALL(ROWS, two); \
   switch (end - m) { \
@@ -257,7 +263,7 @@ static int64_t band(int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k, 
                     int64_t b_k, int64_t b_pair, R *c, int64_t c_m, int keep, R sign) {
   int64_t j = 0;
   for (; j + 2 * LANES <= n; j += 2 * LANES, b += b_pair)
-    tile(ROWS, 1, LANES, 1, 0, k, a, a_m, a_k, b, b_k, c + j, c_m, keep, sign);
+    tile(ROWS, 1, LANES, 1, 0, 0, k, a, a_m, a_k, b, b_k, c + j, c_m, keep, sign);
   return j;
 }
 
@@ -327,9 +333,17 @@ static void product_of_rows(int64_t m, int64_t n, int64_t k, const R *a, int64_t
   }
 }
 
+/* How many numbers of scratch space a product needs, for panels of B or of A. */
+static int64_t product_space(int64_t m, int64_t n) { return DEPTH * ((m > n ? m : n) + 4 * LANES); }
+
 /* Some columns of B as a panel of two vectors of columns, whose rows are contiguous. */
 static void pack(int64_t columns, int64_t deep, const R *b, int64_t b_k, int64_t b_n, R *panel) {
   int64_t wide = 2 * LANES, l = 0;
+  if (b_n == 1 && columns == wide)
+    for (; l < deep; l++) {
+      store(panel + l * wide, load(b + l * b_k));
+      store(panel + l * wide + LANES, load(b + l * b_k + LANES));
+    }
   if (b_k == 1 && columns == wide)
     for (; l + LANES <= deep; l += LANES) {
       transpose(b + l, b_n, panel + l * wide, wide);
@@ -340,8 +354,8 @@ static void pack(int64_t columns, int64_t deep, const R *b, int64_t b_k, int64_t
       panel[l * wide + i] = i < columns ? b[l * b_k + i * b_n] : 0;
 }
 
-/* C[m, n] = keep * C + sign * A[m, k] B[k, n]. One of C's strides must be 1. `space` holds DEPTH *
-   (max(m, n) + 4 * LANES) numbers. */
+/* C[m, n] = keep * C + sign * A[m, k] B[k, n]. One of C's strides must be 1. `space` holds
+   product_space(m, n) numbers. */
 static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, int64_t a_k,
                     const R *b, int64_t b_k, int64_t b_n, R *c, int64_t c_m, int64_t c_n, int keep,
                     R sign, R *space) {
@@ -363,13 +377,14 @@ static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, in
   for (int64_t from = 0; from < k; from += DEPTH) {
     int64_t deep = k - from < DEPTH ? k - from : DEPTH;
     const R *right = b + from * b_k;
-    if (b_n != 1) { /* copy B into panels of `wide` columns, whose rows are contiguous */
+    int packed = b_n != 1 || (FEW_PLACES(b_k) && m > HEIGHT / 2 && deep >= SHALLOW);
+    if (packed) { /* copy B into panels of `wide` columns, whose rows are contiguous */
       for (int64_t j = 0; j < n; j += wide)
         pack(n - j < wide ? n - j : wide, deep, right + j * b_n, b_k, b_n, space + j * deep);
     }
     int64_t step = k < SHALLOW ? ROWS : HEIGHT;
-    int64_t of_row = b_n != 1 ? wide : b_k, of_pair = b_n != 1 ? wide * deep : wide;
-    if (b_n != 1) right = space;
+    int64_t of_row = packed ? wide : b_k, of_pair = packed ? wide * deep : wide;
+    if (packed) right = space;
     for (int64_t top = 0; top < m; top += step) {
       int64_t high = m - top < step ? m - top : step, j = 0;
       const R *left = a + top * a_m + from * a_k;
@@ -377,7 +392,7 @@ static void product(int64_t m, int64_t n, int64_t k, const R *a, int64_t a_m, in
       if (k < SHALLOW && high == ROWS)
         j = band(n, deep, left, a_m, a_k, right, of_row, of_pair, out, c_m, keep || from, sign);
       for (; j < n; j += wide)
-        strip(high, n - j < wide ? n - j : wide, 1, 0, deep, left, a_m, a_k,
+        strip(high, n - j < wide ? n - j : wide, 1, 0, 0, deep, left, a_m, a_k,
               right + j / wide * of_pair, of_row, out + j, c_m, keep || from, sign);
     }
   }

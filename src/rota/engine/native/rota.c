@@ -152,6 +152,7 @@ static void pool(const Pool *p, const R *x, R *y, R *tap) {
 
 static void pool_backward(const Pool *p, const R *dy, const R *tap, R *dx) {
   int64_t top, bottom, left, right;
+  int apart = p->stride[0] >= p->size[0] && p->stride[1] >= p->size[1]; /* no pixel is in two */
   memset(dx, 0, (size_t)(p->batch * p->channels * p->high * p->wide) * sizeof(R));
   for (int64_t b = 0; b < p->batch; b++, dx += p->high * p->wide * p->channels)
     for (int64_t i = 0; i < p->out_high; i++)
@@ -165,7 +166,8 @@ static void pool_backward(const Pool *p, const R *dy, const R *tap, R *dx) {
             for (int64_t v = left; v < right; v++) {
               R *to = dx + ((h + u) * p->wide + w + v) * p->channels + c;
               V t = (V){0} + (R)(u * p->size[1] + v), mine = choose(at == t, g, (V){0});
-              store_masked(to, load_masked(to, p->channels - c) + mine, p->channels - c);
+              if (!apart) mine += load_masked(to, p->channels - c);
+              store_masked(to, mine, p->channels - c);
             }
         }
       }
@@ -539,7 +541,7 @@ int64_t rota_convolution_space(const int64_t *shape) {
 }
 
 /* The same for a product. */
-int64_t rota_product_space(int64_t m, int64_t n) { return DEPTH * ((m > n ? m : n) + 4 * LANES); }
+int64_t rota_product_space(int64_t m, int64_t n) { return product_space(m, n); }
 
 /* The sizes of the structures, for a test that compares them with Python's. */
 void rota_sizes(int64_t *out) {
