@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import federation, linear, network
+from conftest import HERE, federation, linear, network
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.linalg import subspace_angles
+from scipy.spatial.distance import squareform
 from sklearn.metrics import silhouette_score
 from test_store import PARTNERS, contents, same, stop_after
+from torch import nn
 
 import rota
 from rota.arrays import Array
 from rota.data import partition
 from rota.data.federation import Federation
 from rota.engine import make
-from rota.estimate import Adam
+from rota.estimate import Adam, FedAvg
 from rota.experiment import Experiment, State
 from rota.grouping import GROUPINGS, Cfl, Groups, Ifca, Local, One, Pacfl, Selective, similar
 from rota.grouping.regroup import regroup
@@ -28,6 +34,7 @@ from rota.plan import Task
 from rota.policies import KINDS
 from rota.running.run import Interrupted, Run, execute
 from rota.sampling import SAMPLERS, Full
+from rota.scores import SCORES
 from rota.submodel import Fixed
 from rota.world.availability import Availability
 from rota.world.drift import Drift
@@ -617,6 +624,144 @@ def test_engines_agree_on_groups(member: str) -> None:
         torch.testing.assert_close(a.params, b.params, rtol=1e-3, atol=1e-4)
 
 
+# ---- groupings against plain loops, written from the papers
+
+
+class ByLoop:
+    """Clients that take one gradient step on all their examples per round, in plain torch."""
+
+    lr, rounds = 0.5, 6
+
+    def __init__(self) -> None:
+        self.task = small(model=linear, batch=None, lr=self.lr)
+        self.data = [self.task.federation.train.of(client) for client in range(N)]
+        self.first = self.task.build(rota.rng.key(0, "model", 0))
+
+    def loss(self, module: nn.Module, client: int) -> torch.Tensor:
+        x, y = self.data[client]
+        return nn.functional.cross_entropy(module(x), y)
+
+    def trained(self, module: nn.Module, client: int, times: int = 1) -> nn.Module:
+        local = copy.deepcopy(module)
+        for _ in range(times):
+            params = list(local.parameters())
+            for p, slope in zip(
+                params, torch.autograd.grad(self.loss(local, client), params), strict=True
+            ):
+                p.data -= self.lr * slope
+        return local
+
+    def flat(self, module: nn.Module) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    def averaged(self, locals_: dict[int, nn.Module]) -> nn.Module:
+        """The mean of local models, weighted by their clients' examples."""
+        out = copy.deepcopy(next(iter(locals_.values())))
+        whole = sum(SIZES[client] for client in locals_)
+        for each in zip(out.parameters(), *(m.parameters() for m in locals_.values()), strict=True):
+            parts = zip(locals_, each[1:], strict=True)
+            each[0].data = torch.stack([SIZES[c] / whole * p.data for c, p in parts]).sum(0)
+        return out
+
+    def fedavg(self, of: list[int]) -> tuple[list[int], dict[int, nn.Module]]:
+        """FedAvg in groups that stay as they are."""
+        models = dict.fromkeys(set(of), self.first)
+        for _ in range(self.rounds):
+            models = {
+                g: self.averaged({c: self.trained(m, c) for c in range(N) if of[c] == g})
+                for g, m in models.items()
+            }
+        return of, models
+
+    def selective(self) -> tuple[list[int], dict[int, nn.Module]]:
+        held, vectors = self.task.federation.validation, []
+        assert held is not None
+        for client in range(N):
+            local = self.trained(self.first, client, times=4)
+            vectors.append((local(held.x).argmax(1) == held.y).numpy()[::2])
+        near = np.array([[np.mean(a & b) for b in vectors] for a in vectors])
+        return self.fedavg(as_printed(near, 0.45, best=False))
+
+    def ifca(self) -> tuple[list[int], dict[int, nn.Module]]:
+        """Ghosh et al., Algorithm 1, with model averaging."""
+        models = {0: self.first}
+        models |= {g: self.task.build(rota.rng.key(0, "ifca", 0, g)) for g in (1, 2)}
+        for _ in range(self.rounds):
+            loss = [[self.loss(models[g], c).item() for g in models] for c in range(N)]
+            of = np.argmin(loss, axis=1).tolist()
+            for g in set(of):
+                mine = {c: self.trained(models[g], c) for c in range(N) if of[c] == g}
+                models[g] = self.averaged(mine)
+        return of, models
+
+    def cfl(self) -> tuple[list[int], dict[int, nn.Module]]:
+        """Sattler et al., Algorithm 1, over all bipartitions, with thresholds that are relative."""
+        of, models, updates = [0] * N, {0: self.first}, dict[int, torch.Tensor]()
+        for now in range(1, self.rounds + 1):
+            for g in list(models) if now > 2 else []:
+                mine = [c for c in range(N) if of[c] == g]
+                some = torch.stack([updates[c] for c in mine])
+                share = torch.tensor([SIZES[c] for c in mine]) / sum(SIZES[c] for c in mine)
+                if len(mine) < 2 or (share @ some).norm() >= 0.9 * some.norm(dim=1).max():
+                    continue
+                near = torch.nn.functional.cosine_similarity(some[:, None], some[None], dim=2)
+                halves = [
+                    [c in half for c in range(len(mine))]
+                    for size in range(1, len(mine))
+                    for half in combinations(range(len(mine)), size)
+                ]
+                across = [float(near[h][:, [not k for k in h]].max()) for h in map(list, halves)]
+                if min(across) <= 0.3:
+                    models[len(models)] = models[g]
+                    for c, away in zip(mine, halves[int(np.argmin(across))], strict=True):
+                        of[c] = len(models) - 1 if away else g
+            for g in list(models):
+                locals_ = {c: self.trained(models[g], c) for c in range(N) if of[c] == g}
+                updates |= {c: self.flat(m) - self.flat(models[g]) for c, m in locals_.items()}
+                models[g] = self.averaged(locals_)
+        return of, models
+
+    def pacfl(self) -> tuple[list[int], dict[int, nn.Module]]:
+        """Vahidian et al.: principal angles between the inputs' first singular vectors."""
+        bases = [np.linalg.svd(x.numpy().T, full_matrices=False)[0][:, :2] for x, _ in self.data]
+        near = [[np.mean(np.cos(subspace_angles(a, b)) ** 2) for b in bases] for a in bases]
+        distance = squareform(1 - np.array(near), checks=False)
+        of = fcluster(linkage(distance, "average"), 1 - 0.8, "distance")
+        return self.fedavg([int(each) for each in of])
+
+
+PAPERS = {
+    "selective": Selective(alone=4, threshold=0.45),
+    "ifca": Ifca(groups=3),
+    "cfl": Cfl(calm=0.9, apart=0.3, warmup=2),
+    "pacfl": Pacfl(vectors=2, threshold=0.8),
+}
+
+
+@pytest.mark.parametrize("engine", HERE)
+@pytest.mark.parametrize("method", PAPERS)
+def test_a_grouping_is_what_its_paper_says(method: str, engine: str) -> None:
+    plain = ByLoop()
+    of, models = getattr(plain, method)()
+    assert 1 < len(set(of)) < N
+    run = rota.run(
+        [plain.task],
+        Full(),
+        estimator=FedAvg(),
+        grouping=PAPERS[method],
+        rounds=plain.rounds,
+        engine=engine,
+        device="cpu",
+    )
+    mine = run.state.shares.argmax(axis=0)
+    assert agree(mine, np.array(of))
+    for client in range(N):
+        known = plain.flat(models[of[client]])
+        torch.testing.assert_close(
+            run.state.models[mine[client]].params, known, rtol=1e-4, atol=1e-5
+        )
+
+
 # ---- what each client gets
 
 
@@ -713,7 +858,9 @@ def test_an_error_does_not_say_which_examples_are_right(score: str, called: str)
 
 def test_a_score_of_the_whole_set_has_vectors_of_right_classes() -> None:
     plain, auc, f1 = (
-        rota.run([replace(three_ways(), score=score)], Full(), rounds=2, grouping=Selective())
+        rota.run(
+            [replace(three_ways(), score=SCORES[score])], Full(), rounds=2, grouping=Selective()
+        )
         for score in ("accuracy", "auc", "f1")
     )
     assert members(plain) == THIRDS
