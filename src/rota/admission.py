@@ -100,9 +100,10 @@ def _asked_for(chunk: Chunk, job: Job, seen: Seen) -> Array:
     if not known or chunk.now != job.now or not 0 <= chunk.model < len(job.models):
         return np.zeros(np.size(rows), bool)
     wanted = (rows >= 0) & (rows < len(job.plan))
-    first = np.zeros(len(rows), bool)
-    first[np.unique(rows, return_index=True)[1]] = True
-    wanted &= first
+    if len(set(rows.tolist())) < len(rows):  # a row that comes twice counts once
+        first = np.zeros(len(rows), bool)
+        first[np.unique(rows, return_index=True)[1]] = True
+        wanted &= first
     place = rows[wanted]
     wanted[wanted] = seen.waits(place) & (job.plan.model[place] == chunk.model)
     if job.plan.cut is not None and wanted.any():  # the rows of a chunk hold the same part
@@ -149,8 +150,8 @@ def _cost(column: Any, number: int, known: bool) -> bool:
     """Whether a column has one cost per row; NaN stands for an unknown one, if that may be."""
     if not _numbers(column, number):
         return False
-    unknown = np.isnan(column) & (not known)
-    return bool((unknown | ((column >= 0) & (column <= MOST))).all())
+    fine = (column >= 0) & (column <= MOST)
+    return bool(fine.all()) or (not known and bool(np.isnan(column[~fine]).all()))
 
 
 def _finite(chunk: Chunk, model: Weights) -> Array:

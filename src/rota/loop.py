@@ -165,8 +165,9 @@ def apply(
                 params = torch.where(owned, params, model.params)
                 moments = {k: keep(owned, v, mine.get(k)) for k, v in moments.items()}
             if all(map(finite, [params, *moments.values()])):
-                old = model.buffers  # of a mask, and of what cannot be averaged
-                new = old if buffers is None else torch.where(buffers.isfinite(), buffers, old)
+                new = old = model.buffers  # of a mask, and of what cannot be averaged
+                if buffers is not None and len(old):
+                    new = torch.where(buffers.isfinite(), buffers, old)
                 model = replace(model, weights=Weights(params, new))
                 after |= {start + name: value for name, value in moments.items()}
             else:

@@ -226,10 +226,12 @@ def price(plan: Plan, seen: Seen, asked: Asked | None) -> Cost:
 
 def cost(plan: Plan, seen: Seen) -> Cost:
     """The sum of what rows report."""
-    by_client = np.bincount(plan.client, np.nan_to_num(seen.seconds))
+    seconds, computing = (
+        np.where(np.isnan(each), 0.0, each) for each in (seen.seconds, seen.costs.computing)
+    )
     return Cost(
-        float(by_client.max(initial=0.0)),
-        float(np.nansum(seen.costs.computing)),
+        float(np.bincount(plan.client, seconds).max(initial=0.0)),
+        float(computing.sum()),
         int(seen.costs.up.sum()),
         int(seen.costs.down.sum()),
     )

@@ -14,7 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,7 +72,7 @@ class Family:
     smaller: dict[tuple[bool, parts.Shape], Family | None] = field(default_factory=dict)
     """The families of smaller networks, by shape; None where no back end can train it."""
 
-    @property
+    @cached_property
     def lone(self) -> Array:
         """Owners whose rows must not be in a group."""
         return np.zeros_like(self.strays) if self.backend.checks else self.strays
@@ -112,6 +112,10 @@ class Batched:
                 pairs[t] = examples.of(t, tasks[t].roster.clients)
         self.plain = Sequential(tasks, profile, seed, device, autocast, pairs)
         self.families = self._families(joined)
+        self.family_of = np.full(len(tasks), -1)
+        """Each task's place in `families`; -1 where no back end can train it."""
+        for place, family in enumerate(self.families):
+            self.family_of[family.tasks] = place
 
     @classmethod
     def make(cls, experiment: Experiment, options: Options) -> Batched:
@@ -242,8 +246,9 @@ class Batched:
         if job.how in nested.NESTED and job.plan.cut is not None:
             return  # every mini-batch has a width of its own: the sequential engine does that
         scaled = job.how == "scaled"
-        for family in self.families:
-            mine = np.flatnonzero(np.isin(job.task, family.tasks))
+        of = self.family_of[job.task]
+        for place, family in enumerate(self.families):
+            mine = np.flatnonzero(of == place)
             whole, smaller = parts.by_shape(job.plan, mine)
             yield family, whole
             for part, rows in smaller[: parts.SHAPES]:

@@ -64,7 +64,7 @@ class Chunk:
     measured: tuple[Tensor, Array] | None = None
     """The updates, and their norms where the engine knows them already."""
 
-    @property
+    @cached_property
     def ok(self) -> Array:
         """Which rows succeeded."""
         return np.array([not reason for reason in self.reason], bool)

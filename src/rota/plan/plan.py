@@ -78,8 +78,9 @@ def checked(plan: Plan, shares: Array) -> Plan:
     for name in ("probability", "weight"):
         if columns[name].dtype.kind not in "iuf":
             raise BadInput(f"the sampler's plan has a wrong '{name}': give an array of floats")
-        with np.errstate(over="ignore"):
-            columns[name] = columns[name].astype(np.float64, copy=False)
+        if columns[name].dtype != np.float64:
+            with np.errstate(over="ignore"):
+                columns[name] = columns[name].astype(np.float64)
     plan = replace(plan, **columns)
     owns = shares[plan.model, plan.client] > 0
     if not owns.all():

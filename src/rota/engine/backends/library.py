@@ -25,13 +25,13 @@ class Library:
 
     def __init__(self, native: Native, workers: Workers) -> None:
         self.native, self.workers = native, workers
+        each = max(1, native.steps.params.numel * native.steps.dtype.itemsize)
+        room = max(1, int(PART * min(memory.total(), 2.0**60)) // each)
+        self.rows = min(room, max(8 * workers.number, RESULTS // each))
 
     def most(self, width: int) -> int:
         """As many rows as have about 256 MB of results, and enough to keep all cores busy."""
-        steps = self.native.steps
-        each = max(1, steps.params.numel * steps.dtype.itemsize)
-        room = max(1, int(PART * min(memory.total(), 2.0**60)) // each)
-        return min(room, max(8 * self.workers.number, RESULTS // each))
+        return self.rows
 
     def start(self, group: Group, alone: bool) -> Callable[[], list[Result]]:
         """Begin to train a group on all idle cores; what is returned waits for the results."""

@@ -82,7 +82,7 @@ def _epochs(steps: Array, per_epoch: Array) -> int:
 
 def row_keys(key: int, clients: Array, tasks: Array, device: torch.device) -> Tensor:
     """The keys of rows in a round whose local training has this key; see local.row_key."""
-    keys: Array = rng.as_tensor([key]).numpy()
+    keys: Array = np.array([key], np.uint64).view(np.int64)
     for word in (clients, tasks):
         keys = rng.fold(keys, word)
     return torch.from_numpy(keys).to(device)

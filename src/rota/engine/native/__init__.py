@@ -231,7 +231,7 @@ class Native:
         if matrix is None:
             return 0
         right = matrix.shape[1:] == (columns,) and matrix.dtype == self.steps.dtype
-        within = ((lines >= 0) & (lines < len(matrix))).all()
+        within = not len(lines) or (lines.min() >= 0 and lines.max() < len(matrix))
         if not right or not matrix.is_contiguous() or not within:
             raise ValueError(f"a matrix {tuple(matrix.shape)} of {matrix.dtype} for {columns}")
         return matrix.data_ptr() + lines.astype(np.uintp) * columns * matrix.itemsize
