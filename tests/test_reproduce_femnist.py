@@ -22,23 +22,24 @@ from rota import data
 from rota.data.federation import Federation
 from rota.errors import BadInput
 from rota.sampling import SAMPLERS, Aocs, Ocs
-from rota_lab.reproduce import estimate, kvib_femnist_page, run, write_page
+from rota_lab.reproduce import estimate, run, write_page
 from rota_lab.reproduce.chart import COLOURS
 from rota_lab.reproduce.interval import CANNOT_TELL, FAILS, HOLDS
-from rota_lab.reproduce.kvib_femnist_page import (
+from rota_lab.reproduce.kvib_femnist_claims import (
+    CLAIMED,
     TITLES,
-    Found,
+    accuracy,
     against,
     gigabytes_to,
     last,
     overall,
     points,
     quickness,
-    report,
     rounds_to,
     runs_of,
 )
-from rota_lab.reproduce.parts import TimeUp, read
+from rota_lab.reproduce.kvib_femnist_page import report
+from rota_lab.reproduce.parts import Found, TimeUp, read
 
 femnist = importlib.import_module(
     "rota_lab.reproduce.kvib_femnist"
@@ -66,7 +67,7 @@ def test_the_parts() -> None:
 def test_the_most_telling_parts_are_first() -> None:
     names = [part.name for part in femnist.parts()]
     assert names[:2] == ["v1-uniform-seed0", "v1-kvib-seed0"]
-    compared = product((1, 2, 3), ("kvib", *kvib_femnist_page.CLAIMED))
+    compared = product((1, 2, 3), ("kvib", *CLAIMED))
     expected = {f"v{version}-{method}-seed0" for version, method in compared}
     assert set(names[:15]) == expected
     first = [part.name for part in femnist.parts() if part.seeds == (0,)]
@@ -317,7 +318,7 @@ def test_seeds_of_several_parts_belong_together() -> None:
                 found(part("kvib", 0.9, (0, 1)), part("vrb", 0.9, (1, 2))),
                 1,
                 "vrb",
-                kvib_femnist_page.accuracy,
+                accuracy,
             )
         )
         == 1

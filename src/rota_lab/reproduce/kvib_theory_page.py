@@ -27,8 +27,6 @@ from rota_lab.reproduce.kvib_theory_view import (
 from rota_lab.reproduce.parts import Found
 from rota_lab.reproduce.result import Result, Row, over_seeds
 
-CLAIMED = tuple(SOURCE)
-"""The rivals that its paper compares K-Vib with."""
 DRAWN = (*SOURCE.values(), KVIB, "avare-independent", "proportional-independent", OURS, "optimal")
 """The lanes in the chart over the budgets."""
 
