@@ -36,6 +36,8 @@ HASTY = Rules(deadline=8, ordered=True, strikes=100)
 class Post:
     """A wire whose nodes are workers in this process: all but Flower is real."""
 
+    pause = 0.01
+
     def __init__(self, works: list[Work], spoil: Spoil | None = None) -> None:
         self.works, self.spoil = works, spoil
         self.box: dict[str, Letter | str] = {}

@@ -12,10 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleets import until
+from conftest import federation
+from fleets import posted, until
 
+from rota.experiment import Experiment
 from rota.flower.letter import VERSION, Letter, Refused
 from rota.flower.node import Settings, Worker
+from rota.models import MODELS
+from rota.plan import Task, whole
+from rota.sampling import Full
+from rota.sampling.draw import everybody
 
 QUERY = Letter("query", {"version": VERSION, "tasks": ["a"]})
 SLOW = """
@@ -55,6 +61,35 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+TRAINED = """
+import json, sys
+from pathlib import Path
+from rota.flower.letter import Letter, read_head
+from rota.flower.worker import Work
+folder = Path(sys.argv[1])
+parts = {"model.0.0": (folder / "model").read_bytes()}
+reply = Work(folder / "0").answer(Letter("train", read_head(sys.argv[2]), parts))
+assert [row["reason"] for row in reply.head["rows"]] == [""], reply.head
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_client_does_not_load_the_compiler(optimizer: str, tmp_path: Path) -> None:
+    """In a fleet of Flower's own each message starts a process, and that would take a second."""
+    data = federation([4])
+    task = Task(MODELS["logistic"], data, batch=2, optimizer=optimizer, name="a")
+    experiment = Experiment([task], sampler=Full())
+    remote = posted(experiment, tmp_path, 1)
+    job = whole(remote.initial(), everybody(experiment.shares), 1)
+    ((ask,), _) = remote._asks(job, "train", {})
+    letter = ask.make(ask.node)
+    (tmp_path / "model").write_bytes(letter.parts["model.0.0"])
+    words = [sys.executable, "-c", TRAINED, str(tmp_path), letter.text]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a stopped process")

@@ -125,3 +125,36 @@ def test_strangers(tmp_path: Path) -> None:
             assert superlink.answers(outside, int(address.rpartition(":")[2]))  # the gate
             assert not superlink.answers(outside, int(inner.rpartition(":")[2]))
         one.play(set())
+
+
+def test_a_key_that_was_removed(tmp_path: Path) -> None:
+    """It counts no more after a restart, though the database keeps it; and it may come back."""
+    import httpx
+
+    from rota.flower import keys as made
+    from rota.flower.inside import Member
+    from rota.flower.serve import fleet_at
+
+    keys, own = tmp_path / "keys", tmp_path / "own"
+    made.certify(keys, ["localhost"])
+    own.mkdir()
+    secret = keys / "nodes" / "phone"
+    made.node_key(secret)
+    public = secret.with_name("phone.pub").read_bytes()
+    for known in (True, False, True):
+        address = f"127.0.0.1:{superlink.free_port()}"
+        if known:
+            secret.with_name("phone.pub").write_bytes(public)
+        else:
+            secret.with_name("phone.pub").unlink()
+        with fleet_at(address, keys, database=tmp_path / "link.db") as fleet:
+            authority = (keys / "ca.crt").read_bytes()
+            member = Member(address, own, authority, secret.read_bytes(), 10)
+            if known:
+                number = member.join()
+                assert fleet.wire.nodes() == [number]
+            else:
+                with pytest.raises(httpx.HTTPStatusError, match="403"):
+                    member.join()
+            member.leave()
+            member.client.close()

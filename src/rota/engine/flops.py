@@ -11,6 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from rota.plan import Task
 
 
+def tasks_flops(tasks: list[Task]) -> list[float]:
+    """`step_flops` of each task; tasks that share a network and data are counted once."""
+    kinds = {(id(task.model), id(task.data)): task for task in tasks}
+    flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
+    return [flops[id(task.model), id(task.data)] for task in tasks]
+
+
 def step_flops(task: Task, x: Tensor) -> float:
     """FLOPs of the forward and backward pass of one example: three times the forward pass.
 

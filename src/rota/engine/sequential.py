@@ -20,7 +20,7 @@ from rota.channel import carry
 from rota.engine import local, parts
 from rota.engine.bounds import guarded
 from rota.engine.examples import Pair, upload
-from rota.engine.flops import module_flops, step_flops
+from rota.engine.flops import module_flops, tasks_flops
 from rota.engine.footprint import Footprint, footprint
 from rota.engine.nested import NESTED, draw, inside, loss_of, scale
 from rota.engine.optimisers import fresh
@@ -44,8 +44,12 @@ Forward = tuple[Callable[[Tensor], Tensor], float]
 class Net:
     """A task's network, or a smaller one of the same task, and what training it costs."""
 
-    def __init__(self, task: int, module: nn.Module, flops: float, x: Tensor) -> None:
+    def __init__(
+        self, task: int, module: nn.Module, flops: float, x: Tensor, counting: bool = True
+    ) -> None:
         self.task, self.module, self.flops, self.x = task, module, flops, x
+        self.counting = counting
+        """Whether the FLOPs of smaller networks are counted."""
         self.footprint: Footprint | None = None
         integers = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
         self.counters = [(each, each.clone()) for each in integers]
@@ -62,13 +66,19 @@ class Net:
     def _smaller(self, part: SubModel, scaled: bool) -> Net:
         from rota.submodel.cut import build
 
-        flops = module_flops(lambda: build(self.module, part.cut).cpu(), self.x[:1].cpu())
-        small = build(self.module, part.cut)
-        return Net(self.task, scale(small, self.module) if scaled else small, flops, self.x)
+        small, flops = build(self.module, part.cut), float("nan")
+        if self.counting:
+            flops = module_flops(lambda: build(self.module, part.cut).cpu(), self.x[:1].cpu())
+        module = scale(small, self.module) if scaled else small
+        return Net(self.task, module, flops, self.x, self.counting)
 
 
 class Sequential:
-    """Trains the rows of a plan one by one on one device."""
+    """Trains the rows of a plan one by one on one device.
+
+    A caller that knows the tasks' `flops` per example, and has no use for costs, may give them:
+    counting them takes a second.
+    """
 
     def __init__(
         self,
@@ -78,6 +88,7 @@ class Sequential:
         device: torch.device,
         autocast: torch.dtype | None = None,
         data: list[Pair] | None = None,
+        flops: list[float] | None = None,
     ) -> None:
         self.tasks, self.profile, self.seed = tasks, profile, seed
         self.device, self.autocast = device, autocast
@@ -94,11 +105,11 @@ class Sequential:
             for module, (x, _) in zip(self.modules, self.data, strict=True):
                 self.dropout.append(local.uses_dropout(module, x[:2].clone().to(device)))
                 self.least.append(local.smallest_batch(module, x[:1].clone().to(device)))
-        kinds = {(id(task.model), id(task.data)): task for task in tasks}
-        flops = {kind: step_flops(task, task.federation.train.x) for kind, task in kinds.items()}
-        self.flops = [flops[id(task.model), id(task.data)] for task in tasks]
+        self.flops = tasks_flops(tasks) if flops is None else flops
         given = zip(self.modules, self.flops, self.data, strict=True)
-        self.nets = [Net(t, module, cost, x) for t, (module, cost, (x, _)) in enumerate(given)]
+        self.nets = [
+            Net(t, module, cost, x, flops is None) for t, (module, cost, (x, _)) in enumerate(given)
+        ]
         self.scorer = Scorer(tasks, self.modules, self.flops, device)
 
     @classmethod

@@ -30,6 +30,9 @@ server = ServerApp()
 class GridWire:
     """Letters over the Grid of a ServerApp."""
 
+    pause = 0.25
+    """A node needs seconds for a reply, and looks take time of the same SuperLink."""
+
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 

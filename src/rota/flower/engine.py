@@ -23,8 +23,8 @@ from rota.estimate import FedVarp
 from rota.estimate.memory import Tensors
 from rota.flower import overdue, spec
 from rota.flower.codec import pack, unpack, vector
-from rota.flower.fleet import Answer, Ask, Fleet, number
-from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, plain
+from rota.flower.fleet import Answer, Ask, Fleet
+from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, number, plain
 from rota.grouping import One
 from rota.hints import called
 from rota.personal import PERSONALS
@@ -63,10 +63,11 @@ class Remote:
             replace(task, name=name, data=tests[t] if tests else task.federation)
             for t, (task, name) in enumerate(pairs)
         ]
-        self.told = [spec.tell(task, task.name) for task in self.tasks]
         self.ids = experiment.tasks[0].roster.ids
         profile = experiment.devices.profile(len(self.ids), self.seed)
         self.local = Sequential(self.tasks, profile, self.seed, options.device)
+        costs = zip(self.tasks, self.local.flops, strict=True)
+        self.told = [{**spec.tell(task, task.name), "flops": flops} for task, flops in costs]
         self.numbers = {name: i for i, name in enumerate(self.ids)}
         self.newest: dict[tuple[int, int], int] = {}
         """Each client's and model's last round with an update."""

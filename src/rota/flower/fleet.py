@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,11 +18,11 @@ import numpy as np
 
 from rota.arrays import Array
 from rota.errors import BadInput
-from rota.flower.letter import VERSION, Letter, LinkCut, LinkLost, Lost, Wire
+from rota.flower.letter import VERSION, Letter, LinkCut, LinkLost, Lost, Wire, number
 
-PAUSE, SHARE, LONG = 0.02, 0.02, 0.5
-"""Seconds between two looks for replies: at least, as a share of the time without any, at most.
-Each look takes time of the SuperLink, which has better things to do while clients train."""
+SHARE, LONG = 0.02, 0.5
+"""Seconds between two looks for replies: as a share of the time without any, and at most. Each look
+takes time of the SuperLink, which has better things to do while clients train."""
 LOOK = 2.0
 """Seconds between two looks at who is online."""
 AWAY = 5.0
@@ -213,7 +212,7 @@ class Fleet:
                 while self.queries and time.monotonic() < pause:
                     for _ in self._replies({}):
                         pass
-                    time.sleep(PAUSE)
+                    time.sleep(self.wire.pause)
             except LinkCut:
                 self.queries.clear()
             except LinkLost:
@@ -222,7 +221,7 @@ class Fleet:
                 return True
             if time.monotonic() > end:
                 return False
-            time.sleep(PAUSE)
+            time.sleep(self.wire.pause)
 
     def sizes(self, task: int) -> dict[str, int]:
         """How many examples of a task each client has."""
@@ -294,7 +293,7 @@ class Fleet:
                 todo = self._again([*waiting.values(), *lost, *todo])
                 waiting, lost, end = {}, [], time.monotonic() + limit
             if not lot:
-                time.sleep(min(LONG, max(PAUSE, SHARE * (time.monotonic() - news))))
+                time.sleep(min(LONG, max(self.wire.pause, SHARE * (time.monotonic() - news))))
         rest = "the round did not wait for it"
         if done < wanted:
             rest = f"no reply within {limit:.1f} seconds"
@@ -407,10 +406,3 @@ def first_of(todo: Sequence[Ask], waiting: Iterable[Ask]) -> list[Ask]:
             busy.add(ask.node)
             lot.append(ask)
     return lot
-
-
-def number(value: Any, low: float = -np.inf) -> float:
-    """A number that may come from anybody; NaN if it is none, infinite, or below `low`."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    most = sys.float_info.max
-    return float(value) if known and max(low, -most) <= value <= most else float("nan")

@@ -7,6 +7,8 @@ pickle. Parts that several letters share, such as a model, are stored by the Sup
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -82,8 +84,18 @@ def plain(text: object) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text)[:1000])
 
 
+def number(value: Any, low: float = -math.inf) -> float:
+    """A number that may come from anybody; NaN if it is none, infinite, or below `low`."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    most = sys.float_info.max
+    return float(value) if known and max(low, -most) <= value <= most else float("nan")
+
+
 class Wire(Protocol):
     """How letters travel; a node is a number."""
+
+    pause: float
+    """The shortest time between two looks for replies, in seconds."""
 
     def nodes(self) -> list[int]:
         """The nodes that are online."""

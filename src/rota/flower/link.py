@@ -39,6 +39,8 @@ PATIENCE = 60.0
 class Link:
     """A run on a SuperLink, as a wire of letters. `known` are the public keys of its nodes."""
 
+    pause = 0.02
+
     def __init__(self, door: Door, known: Sequence[bytes] = (), patience: float = PATIENCE) -> None:
         self.door, self.known, self.patience = door, known, patience
         self.session = self._begin()

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from rota import rng
 from rota.errors import BadInput
-from rota.flower.fleet import number
+from rota.flower.letter import number
 from rota.plan import Plan, Seen
 from rota.policies import Observing, sees, speaks
 from rota.sampling import Asking, Sampler

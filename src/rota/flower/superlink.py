@@ -1,8 +1,9 @@
 """Start a SuperLink, and let only its fleet interface be reached from outside.
 
 The SuperLink itself listens on loopback. Its other interfaces ask for no login: whoever reaches
-them may register nodes, and run code on Flower's own nodes. Where clients come from other machines
-a gate (gate.py) listens for them, and passes on what goes to the fleet interface alone.
+them may register nodes, and run code on Flower's own nodes. Where clients have keys, or come from
+other machines, a gate (gate.py) listens for them, and passes on what goes to the fleet interface
+alone. The gate also turns away keys that were removed: a SuperLink's database keeps them for good.
 """
 
 from __future__ import annotations
@@ -92,9 +93,10 @@ def started(
             "models as plain text to whoever asks"
         )
     quiet()
+    gated = keys is not None or host not in LOOPBACK
     with ExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-flwr-"))
-        inner = port if host in LOOPBACK else free_port()
+        inner = free_port() if gated else port
         words = [sys.executable, "-m", "rota.flower.superlink", "--host", "127.0.0.1"]
         words += ["--port", str(inner), "--isolation", "process"]
         words += ["--disable-runtime-dependency-installation"]
@@ -113,7 +115,7 @@ def started(
         if database is not None:
             words += ["--database", str(database)]
         stack.enter_context(running(words, home, inner))
-        if host not in LOOPBACK:
+        if gated:
             gate = [sys.executable, "-m", "rota.flower.gate", host, str(port), door.address]
             gate += [str(keys)] if keys is not None else []
             stack.enter_context(running(gate, home, port, host))

@@ -30,9 +30,9 @@ from rota.engine.machine import cores
 from rota.engine.nested import NESTED
 from rota.engine.sequential import Sequential
 from rota.errors import BadInput, what_and_where
-from rota.flower import spec, store
+from rota.flower import lean, spec, store
 from rota.flower.codec import pack, unpack, vector
-from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, read_head
+from rota.flower.letter import LOSSES, OWN, VERSION, Letter, Refused, number, read_head
 from rota.plan import Duty, Job, Local, Model, Plan, Task
 from rota.submodel.cut import Cut, SubModel, keep
 from rota.submodel.units import Units, find_units
@@ -188,9 +188,14 @@ class Work:
         if key not in self.built:
             self.built.clear()
             tasks = [self._task(each, mine, clients) for each in told]
+            flops = [number(each.get("flops"), 0) for each in told]
+            if not np.isfinite(flops).all():
+                raise Refused("a task does not say what training it costs")
             # the engine's own idea of costs is not used: the row's time is measured
             pace = np.broadcast_to(np.ones(1), clients)
-            engine = Sequential(tasks, Profile(pace, pace, pace), seed, torch.device("cpu"))
+            lean.optimisers()
+            profile = Profile(pace, pace, pace)
+            engine = Sequential(tasks, profile, seed, torch.device("cpu"), flops=flops)
             self.built[key] = Built(engine)
         return self.built[key]
 
