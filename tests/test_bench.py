@@ -25,12 +25,22 @@ from rota import policies
 from rota.cli import app as commands
 from rota.data.federation import Federation
 from rota.data.files import cache
+from rota.engine import machine
 from rota.estimate import StaleVre
 from rota.models import MODELS
 from rota.plan import Task
 from rota.sampling import SAMPLERS
 from rota_lab import bench
-from rota_lab.bench import environment, floors, groups, growth, processes, systems, works
+from rota_lab.bench import (
+    environment,
+    floors,
+    groups,
+    growth,
+    layers,
+    processes,
+    systems,
+    works,
+)
 from rota_lab.bench.environment import Skip
 from rota_lab.bench.page import BEGIN, END, NAMES, page, summary
 from rota_lab.bench.peers import work as shared
@@ -397,6 +407,34 @@ def test_rounds_with_parts_are_measured_against_rounds_without(tmp_path: Path) -
         assert row["share"] == (0.2 if row["width"] < 1 else 0)
     assert len(bench.table(bench.Timings("parts", rows))) == 1 + len(rows) + 2
     assert "| two_nn | 3 | 20% | 0.5 |" in page(tmp_path)
+
+
+def test_layers_are_measured_on_both_engines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    networks = {name: layers.MODELS[name] for name in ("logistic", "transformer")}
+    some = {name: layers.LAYERS[name] for name in ("attention, dropout", "GRU", "AdamW")}
+    monkeypatch.setattr(layers, "MODELS", networks)
+    monkeypatch.setattr(layers, "LAYERS", some)
+    monkeypatch.setattr(layers, "EXAMPLES", 3)
+    out = tmp_path / "layers-2-cores.json"
+    status, text, err = call("layers", "--json", "--rounds", 1, "--device", "cpu", "--out", out)
+    rows = json.loads(text)
+    assert status == 0, err
+    assert [row["model"] for row in rows] == [*networks, *some]
+    for row in rows:
+        assert row.keys() >= COLUMNS
+        assert row["ratio"] == row["plain_seconds"] / row["seconds_per_round"]
+        assert row["how"] != "one by one", "every layer here has a fast way"
+    assert len(bench.table(bench.Timings("layers", rows))) == 1 + len(rows) + 2
+    assert "| attention, dropout |" in page(tmp_path)
+
+
+def test_the_floor_is_counted_at_the_machines_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's products are slower than rota's own, they are no floor."""
+    monkeypatch.setattr(floors, "TRIES", 3)
+    monkeypatch.setattr(floors, "_own_products", lambda threads: 1e18)
+    assert floors.measure_rates("cpu").flops == 1e18 * machine.cores()
 
 
 def test_a_fleet_is_measured_beside_flowers_own(

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from rota import rng, weights
 from rota.data.federation import Federation, Part
-from rota.engine import Batched, Engine, make
+from rota.engine import Batched, Engine, local, make
 from rota.engine.backends import Library
 from rota.engine.native import ROW, build, structures
+from rota.engine.native.structures import PRODUCT
 from rota.engine.optimisers import fresh
 from rota.experiment import Experiment
 from rota.plan import Plan, Task, whole
@@ -137,6 +138,16 @@ def columns() -> nn.Module:
     return images(first, nn.ReLU(), nn.Conv2d(9, 8, 4, padding=2), flat=240)
 
 
+def one_colour() -> nn.Module:
+    """Vectors of pixels, several of them per line; and a pool that leaves pixels out."""
+    first = [nn.Conv2d(1, 7, 3, padding=1), nn.MaxPool2d(2, 3), nn.ReLU()]
+    return images(*first, nn.Conv2d(7, 2, (2, 3), bias=False), flat=2 * 2 * 10)
+
+
+def lines() -> nn.Module:
+    return images(nn.Conv2d(2, 19, 3, stride=(2, 1), padding=1), flat=19 * 4 * 8)
+
+
 def pools() -> nn.Module:
     return images(nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 8, 3), nn.MaxPool2d(2), flat=8)
 
@@ -150,8 +161,25 @@ def grouped() -> nn.Module:
     return images(*first, nn.AvgPool2d(2), nn.GroupNorm(3, 12, affine=False), flat=48)
 
 
+class Groups(nn.Module):
+    """GroupNorm of vectors, of sequences, and of volumes; some of their groups are one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.vector = nn.Linear(5, 36), nn.GroupNorm(6, 36)
+        self.sequence, self.volume = nn.GroupNorm(3, 3), nn.GroupNorm(1, 2)
+        self.out = nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.tanh(self.vector(self.first(x)))
+        seen = torch.tanh(self.sequence(seen.view(-1, 3, 12)))
+        return self.out(self.volume(seen.view(-1, 2, 3, 2, 3)).flatten(1))  # type: ignore[no-any-return]
+
+
 class Causal(nn.Module):
     """A block as in GPT, with positions, a mask, and one table for words in and words out."""
+
+    dropped = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,10 +192,17 @@ class Causal(nn.Module):
         rows, long = x.shape
         seen = self.words(x) + self.places(torch.arange(long))
         split = self.split(self.before(seen)).view(rows, long, 3, 2, 4)
-        heads = F.scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4), is_causal=True)
+        split = split.permute(2, 0, 3, 1, 4)
+        heads = F.scaled_dot_product_attention(*split, dropout_p=self.dropped, is_causal=True)
         seen = seen + self.join(heads.transpose(1, 2).reshape(rows, long, 8))
         seen = seen + self.narrow(F.gelu(self.wide(self.after(seen))))
         return (self.last(seen) @ self.words.weight.T)[:, -1]
+
+
+class Dropped(Causal):
+    """The same with dropout inside its attention."""
+
+    dropped = 0.3
 
 
 class Encoder(nn.Module):
@@ -191,6 +226,18 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.gates(self.words(x))[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Memory(nn.Module):
+    """Two layers of an LSTM, whose weights get a product from every step in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.memory = nn.Embedding(11, 6), nn.LSTM(6, 7, 2, batch_first=True)
+        self.out = nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.memory(self.words(x))[0][:, -1])  # type: ignore[no-any-return]
 
 
 class InPlace(nn.Module):
@@ -236,6 +283,8 @@ NETWORKS = {
     conv7: (3, 9, 9),
     strides: (3, 11, 10),
     columns: (13, 8, 9),
+    one_colour: (1, 9, 37),
+    lines: (2, 7, 8),
     pools: (4, 9, 9),
     normalised: (4, 6, 6),
     grouped: (4, 6, 6),
@@ -243,11 +292,14 @@ NETWORKS = {
     InPlace: (5,),
     Letters: (4,),
     Causal: (4,),
+    Dropped: (4,),
     Encoder: (4,),
     Gated: (4,),
+    Memory: (4,),
+    Groups: (5,),
 }
 """A network, and the shape of its examples."""
-WORDS = (Letters, Causal, Encoder, Gated)
+WORDS = (Letters, Causal, Dropped, Encoder, Gated, Memory)
 
 
 @needs_compiler
@@ -259,6 +311,30 @@ def test_operators_agree_with_torch(network: type[nn.Module], batch: int | None)
     found = updates(fast(task))
     for client, right in updates(engine("sequential", task)).items():
         torch.testing.assert_close(found[client], right, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "words", "numbers"])
+def test_attention_that_drops_nothing_is_torchs(mask: str | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.randn(3, 2, 3, 5, 4, generator=generator).double()
+    given = torch.rand(5, 5, generator=generator).double()
+    own = {"words": given > 0.4, "numbers": given}.get(mask or "")
+    options = {"attn_mask": own, "is_causal": mask == "causal", "scale": 0.7}
+    with local.Dropout(torch.tensor(3)):
+        found = F.scaled_dot_product_attention(*heads, dropout_p=1e-12, **options)
+    right = F.scaled_dot_product_attention(*heads, **options)
+    torch.testing.assert_close(found, right)
+
+
+@needs_compiler
+def test_products_that_are_only_summed_are_added_in_place() -> None:
+    """Else an LSTM's weights would be written and read once more per step in time."""
+    task = Task(lambda: Memory().double(), random((4,), tokens=11), lr=0.1, batch=3)
+    backend = fast(task).families[0].backend
+    assert isinstance(backend, Library)
+    program = backend.native.program(3, fused=True)
+    kept = [each.extra[9] for each in program.list[: program.count] if each.code == PRODUCT]
+    assert sum(kept) > 2 * 3, "two layers, four letters"
 
 
 @needs_compiler

@@ -133,7 +133,8 @@ class GroupNorm(torch.autograd.Function):
         found = torch.ops.aten.native_group_norm_backward(
             gradient, x, mean, scale, weight, *size, ctx.groups, wanted
         )
-        return *(each if want else None for each, want in zip(found, wanted)), None, None
+        own = (each if want else None for each, want in zip(found, wanted, strict=True))
+        return *own, None, None
 
 
 def _group_norm(

@@ -24,7 +24,7 @@ from rota.engine import where
 from rota.engine.machine import cores
 from rota.errors import BadInput, did_you_mean
 from rota.files import write
-from rota_lab.bench import groups, growth, parts
+from rota_lab.bench import groups, growth, layers, parts
 from rota_lab.bench.environment import Skip
 from rota_lab.bench.floors import Floors, Rates, lowest, measure_rates
 from rota_lab.bench.systems import OWN, PEERS, System, Way, find, run, ways
@@ -51,6 +51,7 @@ ALONE = {
     "growth": "Seconds per round as clients (to 10,000,000), models and processes grow",
     "groups": "Seconds to group clients (to 100,000) as Selective FedAvg does",
     "parts": "Seconds per round in which a fifth of the clients hold parts of some width",
+    "layers": "Seconds per round of every network and usual layers, on both of rota's engines",
     "fleet": "Seconds per round of real processes, and of Flower's own FedAvg on the same work",
 }
 """Works that are no training on the same arrays."""
@@ -136,6 +137,8 @@ def bench(
         result = Timings(name, groups.measure(rounds or 5, say))
     elif name == "parts":
         result = Timings(name, parts.measure(device, rounds or 10, say))
+    elif name == "layers":
+        result = Timings(name, layers.measure(device, rounds or 5, say))
     elif name == "fleet":
         from rota_lab.bench import fleet  # needs Flower
 
@@ -280,6 +283,7 @@ def table(result: Timings) -> list[str]:
             "parts": _parts_table,
             "groups": _groups_table,
             "growth": _growth_table,
+            "layers": _layers_table,
             "fleet": _fleet_table,
         }
         return tables[result.work](result)
@@ -357,6 +361,14 @@ def _parts_table(result: Timings) -> list[str]:
         milliseconds = short(row["seconds_per_round"] * 1e3)
         lines.append(f"{sizes}{milliseconds:>10}{row['ratio']:8.3f}")
     return [*lines, "", "ratio: the round's time / that of a round without parts"]
+
+
+def _layers_table(result: Timings) -> list[str]:
+    lines = [f"{'network or layer':20}{'ms/round':>10}{'plain ms':>10}{'ratio':>8}  how"]
+    for row in result.rows:
+        ours, plain = (short(row[each] * 1e3) for each in ("seconds_per_round", "plain_seconds"))
+        lines.append(f"{row['model']:20}{ours:>10}{plain:>10}{row['ratio']:8.2f}  {row['how']}")
+    return [*lines, "", "ratio: the plain engine's time, in its faster way, / the batched engine's"]
 
 
 def _fleet_table(result: Timings) -> list[str]:

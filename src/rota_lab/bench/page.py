@@ -70,7 +70,13 @@ def page(folder: Path) -> str:
         found = json.loads(path.read_text())
         versions = found["versions"]
         parts.append(f"## {found['work']}, {_where(found)}\n")
-        kinds = {"growth": _growth, "groups": _groups, "parts": _parts, "fleet": _fleet}
+        kinds = {
+            "growth": _growth,
+            "groups": _groups,
+            "parts": _parts,
+            "layers": _layers,
+            "fleet": _fleet,
+        }
         lines = kinds.get(found["work"], _work)
         parts.append("\n".join(lines(found)))
         unfinished = "" if found.get("finished", True) else " The run was stopped before its end."
@@ -173,6 +179,18 @@ def _parts(found: dict[str, Any]) -> list[str]:
             short(row["seconds_per_round"] * 1e3),
             f"{row['ratio']:.3f}",
         ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _layers(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| network or layer | ms per round | the plain engine's ms | ratio | trained by |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for row in found["results"]:
+        ours, plain = (short(row[each] * 1e3) for each in ("seconds_per_round", "plain_seconds"))
+        cells = [row["model"], ours, f"{plain} ({row['plain']})", f"{row['ratio']:.2f}", row["how"]]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -98,6 +98,8 @@ def _library(real: str, sanitize: bool) -> ctypes.CDLL | str:
         ctypes.c_void_p,
     ]
     lib.rota_train.restype = None
+    lib.rota_product.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 4
+    lib.rota_product.restype = None
     lib.rota_convolution_space.argtypes = [ctypes.c_void_p]
     lib.rota_product_space.argtypes = [ctypes.c_int64, ctypes.c_int64]
     lib.rota_convolution_space.restype = lib.rota_product_space.restype = ctypes.c_int64

@@ -524,11 +524,13 @@ void rota_train(const Program *p, Row *rows, int64_t count, int64_t *next, const
   int64_t most = 0, mine;
   for (int64_t i = 0; i < count; i++) most = rows[i].examples > most ? rows[i].examples : most;
   Layout l = divide(p, most);
-  size_t page = (size_t)2 << 20, whole = ((size_t)l.end + page - 1) / page * page;
+  size_t large = (size_t)2 << 20, page = (size_t)l.end < large ? 64 : large;
+  size_t whole = ((size_t)l.end + page - 1) / page * page;
   char *memory = aligned_alloc(page, whole);
   if (!memory) return;
 #ifdef MADV_HUGEPAGE
-  madvise(memory, whole, MADV_HUGEPAGE); /* each row of a large matrix is on a page of its own */
+  if (page == large) /* each row of a large matrix would be on a page of its own */
+    madvise(memory, whole, MADV_HUGEPAGE);
 #endif
   while ((mine = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < count)
     train(p, rows + mine, memory, &l, x, y);
@@ -542,6 +544,11 @@ int64_t rota_convolution_space(const int64_t *shape) {
 
 /* The same for a product. */
 int64_t rota_product_space(int64_t m, int64_t n) { return product_space(m, n); }
+
+/* C = A B, all contiguous: what `rota bench` measures a core with. */
+void rota_product(int64_t m, int64_t n, int64_t k, const R *a, const R *b, R *c, R *space) {
+  product(m, n, k, a, k, 1, b, n, 1, c, n, 1, 0, 1, space);
+}
 
 /* The sizes of the structures, for a test that compares them with Python's. */
 void rota_sizes(int64_t *out) {
