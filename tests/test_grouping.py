@@ -387,6 +387,17 @@ def test_a_client_that_comes_later_is_placed_by_its_vector() -> None:
     assert sorted(map(sorted, members(seldom))) == members(always)
 
 
+@pytest.mark.parametrize("grouping", [Pacfl(threshold=0.6), Selective()])
+def test_a_kind_of_clients_that_comes_late_gets_a_group_of_its_own(grouping: Any) -> None:
+    run = rota.run(
+        [three_ways()], Full(), rounds=8, grouping=grouping, availability=Availability(0.4), seed=1
+    )
+    told = [record["groups"]["digits"]["members"] for record in run.records if "groups" in record]
+    assert len(told[0]) == 1, "only clients of one kind could be reached"
+    assert sum(record.get("asked_for_groups", 0) for record in run.records) in (9, 90)
+    assert sorted(told[-1]) == THIRDS
+
+
 def known_vectors(vectors: Array, known: Array) -> Any:
     """A grouping's state in which the server knows these clients' vectors."""
     return {

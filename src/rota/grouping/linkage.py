@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from rota.arrays import Array
+from rota.grouping.similar import numbered
 
 
 def merges(distance: Array, linkage: Literal["average", "single"]) -> list[tuple[float, int, int]]:
@@ -58,5 +59,4 @@ def clusters(
     for height, one, other in merges(distance, linkage)[: max(len(distance) - number, 0)]:
         if height <= most:
             of[of == of[one]] = of[other]
-    _, first, inverse = np.unique(of, return_index=True, return_inverse=True)
-    return np.asarray(np.argsort(np.argsort(first))[inverse])
+    return numbered(of)

@@ -19,7 +19,7 @@ NUMBER = 4
 
 @dataclass(frozen=True)
 class Pacfl:
-    """PACFL: one clustering before training, by the subspaces that the clients' inputs span.
+    """PACFL: clusters of clients by the subspaces that their inputs span.
 
     Every client sends `vectors` singular vectors of its examples. The similarity of two clients is
     the mean squared cosine of the principal angles between their subspaces. Average linkage joins
@@ -27,8 +27,9 @@ class Pacfl:
     the two halves of a client's own examples reach for nine clients in ten: clients that are as
     similar as that may have the same data.
 
-    Clients that cannot be reached before the first round are asked later, and join the group that
-    is most like them. The clients' data must be on this machine, and their inputs numbers.
+    All are asked before the first round. Clients that cannot be reached then are asked later, and
+    all known clients are clustered anew. The clients' data must be on this machine, and their
+    inputs numbers.
     """
 
     vectors: int = 3
@@ -64,34 +65,20 @@ class Pacfl:
         whom = at.reachable & ~state["known"]
         if not whom.any():
             return None, state
-        known, of = state["known"] | whom, at.of.copy()
-        new = {**state, "known": known}
+        new, of = {**state, "known": state["known"] | whom}, at.of.copy()
         for t in np.flatnonzero(whom.any(axis=1)).tolist():
-            clients = np.flatnonzero(whom[t])
-            bases, halves = self._ask(at, t, clients)
-            kept = state.get(f"bases.{t}")
-            new[f"bases.{t}"] = np.zeros((len(of[t]), *bases.shape[1:]), np.float32)
-            if kept is None:
-                of[t] = -1
-                new[f"bases.{t}"][clients] = bases
-                threshold = halves if self.threshold is None else self.threshold
-                of[t, clients] = self._cluster(alike(bases, bases), threshold)
-                continue
-            new[f"bases.{t}"][:] = kept
-            new[f"bases.{t}"][clients] = bases
-            placed = np.flatnonzero(of[t] >= 0)
-            near = alike(bases, kept[placed])
-            names = np.unique(of[t, placed])
-            means = np.stack([near[:, of[t, placed] == g].mean(axis=1) for g in names], axis=1)
-            of[t, clients] = names[means.argmax(axis=1)]
+            self._ask(new, at, t, np.flatnonzero(whom[t]))
+            known = np.flatnonzero(new["known"][t])
+            of[t] = -1
+            of[t, known] = self._cluster(new[f"bases.{t}"][known], new[f"halves.{t}"][known])
 
         def similar(t: int, clients: Array) -> Array:
             return alike(new[f"bases.{t}"][clients], new[f"bases.{t}"][clients])
 
         return Groups(of, similar=similar), new
 
-    def _ask(self, at: Occasion, t: int, clients: Array) -> tuple[Array, float]:
-        """Each client's singular vectors [clients, vectors, numbers]; how alike halves are."""
+    def _ask(self, state: State, at: Occasion, t: int, clients: Array) -> None:
+        """Write down singular vectors, the largest first, and how alike a client's halves are."""
         from scipy.linalg import eigh
 
         train = at.tasks[t].federation.train
@@ -102,18 +89,25 @@ class Pacfl:
             products = [(part.T @ part).numpy() for part in (x[::2], x[1::2])]
             for k, each in enumerate((sum(products), *products)):
                 _, vectors = eigh(each, subset_by_index=(wide - self.vectors, wide - 1))
-                out[k, row] = vectors.T[::-1]  # the largest first
+                out[k, row] = vectors.T[::-1]
         # products of all pairs of columns, or of rows if these are fewer, and their eigenvectors
         few, many = (f(train.sizes[clients], wide) for f in (np.minimum, np.maximum))
         flops = 4.0 * many * few**2 + 27.0 * few**3
         at.pay(t, clients, flops, np.full(len(clients), NUMBER * (self.vectors * wide + 1)))
         halves = ((out[1] @ out[2].swapaxes(1, 2)) ** 2).sum(axis=(1, 2)) / self.vectors
-        return out[0], float(np.quantile(halves, 0.1))
+        everybody = at.of.shape[1]
+        for name, told in ((f"bases.{t}", out[0]), (f"halves.{t}", halves)):
+            kept = state.get(name, np.zeros((everybody, *told.shape[1:]), np.float32))
+            state[name] = kept.copy()
+            state[name][clients] = told
 
-    def _cluster(self, near: Array, threshold: float) -> Array:
+    def _cluster(self, bases: Array, halves: Array) -> Array:
         """Groups by average linkage."""
-        distance = 1 - (near + near.T) / 2
-        return clusters(distance, "average", most=1 - threshold)
+        threshold = self.threshold
+        if threshold is None:
+            threshold = float(np.quantile(halves, 0.1))
+        near = alike(bases, bases)
+        return clusters(1 - (near + near.T) / 2, "average", most=1 - threshold)
 
 
 def alike(a: Array, b: Array) -> Array:
