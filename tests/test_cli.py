@@ -80,9 +80,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_says_how_it_ended_and_where_its_report_is(done: Path) -> None:
     outcome = call("run", *SMALL, "--out", done, "--resume")
-    result, report = outcome.out.splitlines()
+    result, own, report = outcome.out.splitlines()
     last = lines(done)[-1]
     assert outcome.status == 0
+    assert own.startswith(f"clients on their own test sets: mean {last['own_mean']:.2%}, worst ")
     assert result == f"accuracy {last['accuracy']:.2%}, loss {last['loss']:.4f} after 2 rounds"
     assert report == f"report: {done / 'report.html'}"
     assert (done / "report.html").read_text().startswith("<!doctype html>")

@@ -276,12 +276,17 @@ def test_a_comparison_is_a_folder_of_runs(finished: tuple[Path, str]) -> None:
     assert paired == f"unbiased minus fedavg, paired by seed: {words}"
     for name, line in zip(("fedavg", "unbiased"), table, strict=True):
         last = [lines(folder / f"{name}-seed{seed}")[-1] for seed in (0, 1)]
-        accuracy, loss = ([float(each[key]) for each in last] for key in ("accuracy", "loss"))
-        percent = ", ".join(dict.fromkeys(f"{100 * each:.1f} %" for each in accuracy))
-        assert (
-            line
-            == f"{f'{name} (2 seeds)':18}  accuracy {percent}  loss {sum(loss) / 2:.4f}  2 rounds"
-        )
+        said = []
+        for word, key in (
+            ("accuracy", "accuracy"),
+            ("mean client", "own_mean"),
+            ("worst client", "own_worst"),
+        ):
+            both = dict.fromkeys(f"{100 * each[key]:.1f} %" for each in last)
+            said.append(f"{word} {', '.join(both)}")
+        loss = sum(float(each["loss"]) for each in last) / 2
+        words = "  ".join([f"{f'{name} (2 seeds)':18}", *said, f"loss {loss:.4f}", "2 rounds"])
+        assert line == words
 
 
 def test_several_models_are_compared_with_what_they_cost(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def sentences(summary: Summary) -> list[str]:
             score(summary[key], alike) for key in ("worst_accuracy", "accuracy_spread")
         )
         lines.append(f"{each}; worst {worst}, spread {spread}")
-    if several and summary.get("own_mean") is not None:
+    if summary.get("own_mean") is not None:
         of = ("own_mean", "own_worst", "own_p10", "own_spread")
         mean, least, low, apart = (score(summary[key], alike) for key in of)
         lines.append(
@@ -107,6 +107,10 @@ def _one_model(settings: list[Setting]) -> list[str]:
     for name, setting in zip(names, settings, strict=True):
         word = common(*setting)
         found = f"{title(word)} {_percent([result['accuracy'] for result in setting], word)}"
+        for who, key in (("mean", "own_mean"), ("worst", "own_worst")):
+            own = [result.get(key) for result in setting]
+            if None not in own:
+                found += f"  {who} client {_percent(own, word)}"
         losses = [result["loss"] for result in setting]
         lost = loss(None if None in losses else sum(losses) / len(losses))
         if len(setting) == 1:
