@@ -29,6 +29,7 @@ NAMES = {
     "flower": "Flower",
     "fedjax": "FedJAX",
     "jax-scan": "a JAX scan",
+    "drjax": "DrJAX",
     "torch-loop": "a torch loop",
 }
 

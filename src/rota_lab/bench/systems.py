@@ -50,6 +50,7 @@ OWN = (System("rota-sequential", "own.py"), System("rota-batched", "own.py"))
 _PEERS = (
     System("torch-loop", "torch_loop.py"),
     System("jax-scan", "jax_scan.py", ("jax==0.10.2",), ("jax",)),
+    System("drjax", "drjax_sim.py", ("drjax==0.2.1", "jax==0.10.2"), ("drjax",)),
     System("fedjax", "fedjax_sim.py", ("fedjax==0.0.17", "jax==0.10.2"), ("fedjax",)),
     System(
         "flower",
@@ -83,6 +84,8 @@ def ways(system: System, device: str, model: str) -> list[Way]:
         return threads
     if system.name == "pfl":
         return threads + [Way(f"{n} processes", "1", n) for n in many[1:]]
+    if system.name == "drjax":
+        return [Way("map_fn over clients", "vmap")]
     if system.name == "flower":
         return [Way(f"{cores()} Ray workers of 1 thread")]
     if system.name == "jax-scan":
