@@ -198,6 +198,27 @@ def test_random_parts_are_drawn_anew_in_every_round() -> None:
     assert len(set(kept)) > 10  # of 252 and 210 subsets
 
 
+def test_torch_has_one_thread_while_cores_train_clients() -> None:
+    """Its other threads would wait for the cores; the last group's chunks come when these rest."""
+    task = Task(small, federation(SIZES))
+    experiment = Experiment(
+        [task], rota.sampling.Full(), capacity=Fixed(each=WIDTHS), submodel=Ordered()
+    )
+    engine = make("batched", experiment, "cpu")
+    noting: Any = Noting(engine)
+    loop.play(experiment, noting, loop.begin(experiment, noting))
+    (job,), before = noting.jobs, torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert [torch.get_num_threads() for _ in engine.train(job)] == [1, 1, 2]  # three widths
+        some = engine.train(job)
+        next(some)
+        some.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def company() -> dict[str, dict[str, Any]]:
     """Every sampler, estimator and server once."""
     out: dict[str, dict[str, Any]] = {}

@@ -28,7 +28,7 @@ from rota.engine import backends, nested, parts
 from rota.engine.backends import Backend
 from rota.engine.bounds import strays
 from rota.engine.examples import Examples, join, upload
-from rota.engine.group import Group, Result, Workers
+from rota.engine.group import Group, Result, Workers, one_thread
 from rota.engine.rules import Unbatchable
 from rota.engine.schedule import batch_sizes, batches_per_epoch, examples_of, local_steps, widths
 from rota.engine.score import Score
@@ -223,8 +223,9 @@ class Batched:
                 logger.debug("a group failed:", exc_info=error)
                 failed.append(rows)
                 return
-            for result in found:
-                yield from self._chunks(family, job, result)
+            with one_thread(bool(waiting) and self.device.type == "cpu"):
+                for result in found:
+                    yield from self._chunks(family, job, result)
 
         for family, rows, width in groups:
             group = self._group(family, job, rows, width)

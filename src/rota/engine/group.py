@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -39,6 +41,17 @@ def _begin(device: torch.device) -> None:
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
+
+
+@contextmanager
+def one_thread(busy: bool) -> Iterator[None]:
+    """One thread for torch's operators if the cores are busy: others would wait for a core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if busy else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

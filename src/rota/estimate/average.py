@@ -14,6 +14,7 @@ from rota.errors import BadInput
 from rota.estimate.memory import Tensors
 from rota.plan import Chunk, Plan
 from rota.submodel.coverage import Coverage, cover
+from rota.submodel.cut import add_at
 from rota.weights import Weights
 
 
@@ -96,8 +97,8 @@ class Unbiased:
             mine.update += update
             mine.buffers += buffers
         else:
-            mine.update[part.places] += update
-            mine.buffers[part.buffer_places] += buffers
+            add_at(mine.update, part.places, update)
+            add_at(mine.buffers, part.buffer_places, buffers)
         if mine.parts is not None:
             mine.parts.add(part, total)
         mine.weight += total

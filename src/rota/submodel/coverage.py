@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rota.plan import Plan
-from rota.submodel.cut import SubModel
+from rota.submodel.cut import SubModel, add_at
 from rota.weights import Weights
 
 
@@ -28,8 +28,12 @@ class Coverage:
 
     def add(self, part: SubModel | None, weight: float) -> None:
         """Count rows of this weight that held a part of the model, or all of it."""
-        self.weight[slice(None) if part is None else part.places] += weight
-        self.buffer_weight[slice(None) if part is None else part.buffer_places] += weight
+        if part is None:
+            self.weight += weight
+            self.buffer_weight += weight
+        else:
+            add_at(self.weight, part.places, weight)
+            add_at(self.buffer_weight, part.buffer_places, weight)
 
     def divide(self, update: Tensor, buffers: Tensor, by: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means from sums, and which scalars any row held; the others do not change."""
@@ -46,5 +50,5 @@ def cover(plan: Plan, s: int, model: Weights) -> Coverage | None:
     params, buffers = model
     share = torch.full_like(params, 1.0 - sum(part.share for part in mine))
     for part in mine:
-        share[part.places] += part.share
+        add_at(share, part.places, part.share)
     return Coverage(share, torch.zeros_like(params), torch.zeros_like(buffers), buffers)

@@ -85,8 +85,7 @@ class SubModel:
 
     def of(self, weights: Weights) -> Weights:
         """The part of a model's weights, or of rows of weights."""
-        params, buffers = weights
-        return Weights(params[..., self.places], buffers[..., self.buffer_places])
+        return extract(weights, self.cut)
 
 
 def keep(units: Units, kept: Sequence[Array]) -> Cut:
@@ -124,6 +123,12 @@ def scatter(whole: Weights, part: Weights, cut: Cut) -> Weights:
         params.index_copy(-1, cut.places.to(params.device), part.params),
         buffers.index_copy(-1, cut.buffer_places.to(buffers.device), part.buffers),
     )
+
+
+def add_at(whole: Tensor, places: Tensor, values: Tensor | float) -> None:
+    """Add numbers to a vector at some places, in place; no place occurs twice."""
+    each = torch.as_tensor(values, dtype=whole.dtype, device=whole.device).expand(len(places))
+    whole.scatter_add_(0, places.to(whole.device), each)  # several times faster than whole[places]
 
 
 def build(module: nn.Module, cut: Cut) -> nn.Module:
