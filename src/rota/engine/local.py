@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rota import rng
+from rota.engine.attention import attention
 from rota.errors import not_a_clients
 
 DROPOUT = -1
@@ -64,7 +65,7 @@ class Dropout(TorchFunctionMode):
         kwargs: Any = None,
     ) -> Any:
         if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **(kwargs or {}))
+            return attention(self._masked, *args, **(kwargs or {}))
         if func not in _MASKED:
             return func(*args, **(kwargs or {}))
         return self._masked(func in _WHOLE_CHANNELS, *args, **(kwargs or {}))
@@ -88,31 +89,6 @@ class Dropout(TorchFunctionMode):
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if channels else input.shape
         kept = self.draw(math.prod(shape))
         return input * (kept >= p).view(shape).to(input.dtype) / ((1 - p) or 1)
-
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **rest: Any,
-    ) -> Tensor:
-        """Attention, written out where its weights are dropped: torch would draw the mask."""
-        if dropout_p == 0 or rest.get("enable_gqa"):
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, **rest
-            )
-        scores = query @ key.transpose(-2, -1) * (rest.get("scale") or query.shape[-1] ** -0.5)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            bias = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
-            attn_mask = bias.masked_fill(~attn_mask, -math.inf)
-        if attn_mask is not None:
-            scores = scores + attn_mask
-        return self._masked(False, scores.softmax(-1), dropout_p) @ value
 
 
 _WHOLE_CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d}

@@ -363,8 +363,9 @@ static void convolve_lines(const Shape *s, const R *x, const R *taps, const R *b
         memcpy(y + j * s->outputs, bias, (size_t)s->outputs * sizeof(R));
       for (int64_t o = 0; o < s->outputs; o += 2 * LANES)
         strip(s->out_wide, s->outputs - o < 2 * LANES ? s->outputs - o : 2 * LANES, s->size[0],
-              line, deep * s->outputs, deep, space + (b * high + i * s->stride[0]) * line, s->stride[1] * s->channels,
-              1, taps + o, s->outputs, y + o, s->outputs, bias != NULL, 1);
+              line, deep * s->outputs, deep, space + (b * high + i * s->stride[0]) * line,
+              s->stride[1] * s->channels, 1, taps + o, s->outputs, y + o, s->outputs, bias != NULL,
+              1);
     }
 }
 
@@ -520,7 +521,8 @@ static void weight_gradient(const Shape *s, const R *x, const R *dy, R *dw, R *s
       Shape some = images_from(s, from);
       int64_t many = some.batch * pixels;
       patches(&some, x + from * image, columns);
-      product(depth, s->outputs, many, columns, 1, depth, dy + from * pixels * s->outputs, s->outputs, 1, result,
+      const R *some_dy = dy + from * pixels * s->outputs;
+      product(depth, s->outputs, many, columns, 1, depth, some_dy, s->outputs, 1, result,
               s->outputs, 1, from > 0, 1, columns + many * depth);
     }
   for (int64_t o = 0; o < s->outputs; o++)
@@ -546,8 +548,10 @@ static void pixels_of_patches(const Shape *s, const R *in, R *dx) {
             const R *at = in + ((i * s->out_wide + right) * taps + u * s->size[1] + left) *
                                    s->channels + c;
             V line = {0}; /* so that lines need not wait for one another */
-            for (int64_t v = left, j = right; v < s->size[1] && j >= 0; v += across, j--, at += next)
+            for (int64_t v = left, j = right; v < s->size[1] && j >= 0; v += across, j--) {
               line += load_masked(at, s->channels - c);
+              at += next;
+            }
             sum += line;
           }
           store_masked(dx + c, sum, s->channels - c);
@@ -573,8 +577,9 @@ static void input_gradient(const Shape *s, const R *dy, const R *w, R *dx, R *sp
   for (int64_t from = 0; from < s->batch; from += images_at_once(s)) {
     Shape some = images_from(s, from);
     int64_t many = some.batch * pixels;
-    product(many, depth, s->outputs, dy + from * pixels * s->outputs, s->outputs, 1, kernel, depth, 1, rest, depth,
-            1, 0, 1, rest + many * depth);
+    const R *some_dy = dy + from * pixels * s->outputs;
+    product(many, depth, s->outputs, some_dy, s->outputs, 1, kernel, depth, 1, rest, depth, 1, 0, 1,
+            rest + many * depth);
     pixels_of_patches(&some, rest, dx + from * image);
   }
 }
@@ -590,8 +595,8 @@ static int64_t convolution_space(const Shape *s) {
   if ((double)pixels * (double)depth > 0x1p48 || around > 0x1p48) return -1;
   int64_t bordered = s->batch * (s->high + 2 * s->pad[0]) * bordered_line(s);
   int64_t columns = pixels * depth, turned = s->out_high * s->out_wide * s->outputs;
-  if (!by_tiles(s))
-    return depth * s->outputs + (bordered + turned > columns ? bordered + turned : columns) + packed;
+  if (bordered + turned > columns) columns = bordered + turned;
+  if (!by_tiles(s)) return depth * s->outputs + columns + packed;
   int64_t tile = s->size[0] + RESULTS - 1;
   int64_t images = spread(2 * BLOCK * s->channels), results = spread(2 * BLOCK * s->outputs);
   int64_t points = tile * tile * (spread(s->channels * s->outputs) + images + results);

@@ -1,14 +1,9 @@
 /* GroupNorm of images with the channels last in memory: [images, pixels, channels].
 
-   n has the numbers of images, pixels, channels and groups. A group is some channels that follow one
-   another, in all pixels of an image. `stats` [images, groups, 2] are its mean and 1 / sd. What is
-   the same for all pixels is computed first, per channel, so that images are passed over in whole
-   vectors, whatever the size of a group. */
-
-/* The first pixel's channel c of an image, and the channels from c on. */
-#define EACH_VECTOR \
-  for (int64_t b = 0; b < n[0]; b++) \
-    for (int64_t c = 0, some; c < n[2] && (some = n[2] - c, 1); c += LANES)
+   n has the numbers of images, pixels, channels and groups. A group is some channels that follow
+   one another, in all pixels of an image. `stats` [images, groups, 2] are its mean and 1 / sd.
+   What is the same for all pixels is computed first, per channel, so that images are passed over in
+   whole vectors, whatever the size of a group. */
 
 /* The sums over an image's pixels of x - shift, or of its squares, for the channels from c on. */
 static V over_pixels(const R *x, int64_t pixels, int64_t channels, int64_t some, V shift,
@@ -53,39 +48,44 @@ static void group_stats(const int64_t *n, const R *x, R eps, R *stats, R *space)
 /* y = x scale + shift; these are [images, channels]. */
 static void group_scaled(const int64_t *n, const R *x, const R *scale, const R *shift, R *y) {
   int64_t size = n[1] * n[2];
-  EACH_VECTOR {
-    V by = load_masked(scale + b * n[2] + c, some), more = load_masked(shift + b * n[2] + c, some);
-    for (int64_t at = b * size + c; at < (b + 1) * size; at += n[2])
-      store_masked(y + at, load_masked(x + at, some) * by + more, some);
-  }
+  for (int64_t b = 0; b < n[0]; b++)
+    for (int64_t c = 0; c < n[2]; c += LANES) {
+      int64_t some = n[2] - c;
+      V by = load_masked(scale + b * n[2] + c, some);
+      V more = load_masked(shift + b * n[2] + c, some);
+      for (int64_t at = b * size + c; at < (b + 1) * size; at += n[2])
+        store_masked(y + at, load_masked(x + at, some) * by + more, some);
+    }
 }
 
 /* [images, 2, channels]: the sums over the pixels of g, and of g times the normalised x. */
 static void group_sums(const int64_t *n, const R *g, const R *x, const R *stats, R *sums) {
   int64_t channels = n[2], size = n[1] * channels, each = channels / n[3];
-  EACH_VECTOR {
-    V mean = {0}, scale = {0}, first = {0}, second = {0}, third = {0}, fourth = {0};
-    for (int64_t l = 0; l < LANES && l < some; l++) {
-      const R *own = stats + 2 * (b * n[3] + (c + l) / each);
-      mean[l] = own[0];
-      scale[l] = own[1];
+  for (int64_t b = 0; b < n[0]; b++)
+    for (int64_t c = 0; c < n[2]; c += LANES) {
+      int64_t some = n[2] - c;
+      V mean = {0}, scale = {0}, first = {0}, second = {0}, third = {0}, fourth = {0};
+      for (int64_t l = 0; l < LANES && l < some; l++) {
+        const R *own = stats + 2 * (b * n[3] + (c + l) / each);
+        mean[l] = own[0];
+        scale[l] = own[1];
+      }
+      const R *from = g + b * size + c, *with = x + b * size + c, *end = from + size - c;
+      for (; from + channels < end; from += 2 * channels, with += 2 * channels) {
+        V one = load_masked(from, some), two = load_masked(from + channels, some);
+        first += one;
+        second += one * (load_masked(with, some) - mean);
+        third += two;
+        fourth += two * (load_masked(with + channels, some) - mean);
+      }
+      if (from < end) {
+        first += load_masked(from, some);
+        second += load_masked(from, some) * (load_masked(with, some) - mean);
+      }
+      R *out = sums + 2 * b * channels + c;
+      store_masked(out, first + third, some);
+      store_masked(out + channels, (second + fourth) * scale, some);
     }
-    const R *from = g + b * size + c, *with = x + b * size + c, *end = from + size - c;
-    for (; from + channels < end; from += 2 * channels, with += 2 * channels) {
-      V one = load_masked(from, some), two = load_masked(from + channels, some);
-      first += one;
-      second += one * (load_masked(with, some) - mean);
-      third += two;
-      fourth += two * (load_masked(with + channels, some) - mean);
-    }
-    if (from < end) {
-      first += load_masked(from, some);
-      second += load_masked(from, some) * (load_masked(with, some) - mean);
-    }
-    R *out = sums + 2 * b * channels + c;
-    store_masked(out, first + third, some);
-    store_masked(out + channels, (second + fourth) * scale, some);
-  }
 }
 
 /* [images, 3, channels]: what g, x and 1 are multiplied with, so that their sum is dx. With h the
@@ -114,12 +114,15 @@ static void group_factors(const int64_t *n, const R *sums, const R *stats, const
 
 static void group_backward(const int64_t *n, const R *g, const R *x, const R *factors, R *dx) {
   int64_t size = n[1] * n[2];
-  EACH_VECTOR {
-    const R *own = factors + 3 * b * n[2] + c;
-    V of_g = load_masked(own, some), of_x = load_masked(own + n[2], some);
-    V more = load_masked(own + 2 * n[2], some);
-    for (int64_t at = b * size + c; at < (b + 1) * size; at += n[2])
-      store_masked(dx + at, load_masked(g + at, some) * of_g + (load_masked(x + at, some) * of_x + more),
-                   some);
-  }
+  for (int64_t b = 0; b < n[0]; b++)
+    for (int64_t c = 0; c < n[2]; c += LANES) {
+      int64_t some = n[2] - c;
+      const R *own = factors + 3 * b * n[2] + c;
+      V of_g = load_masked(own, some), of_x = load_masked(own + n[2], some);
+      V more = load_masked(own + 2 * n[2], some);
+      for (int64_t at = b * size + c; at < (b + 1) * size; at += n[2]) {
+        V from_x = load_masked(x + at, some) * of_x + more;
+        store_masked(dx + at, load_masked(g + at, some) * of_g + from_x, some);
+      }
+    }
 }

@@ -173,10 +173,11 @@ static void pool_backward(const Pool *p, const R *dy, const R *tap, R *dx) {
       }
 }
 
-/* dx = dy W and W -= dy^T x, for one piece of W after the other, which stays in the cache. `n` is
+/* dx = dy W and W -= dy^T x, for one piece of W after the other, which stays in the cache; where dy
+   has many rows, most of the memory is not W's, and W is one piece. `n` is
    what CODE_PRODUCT has for dy and W, but with x's stride in place of `keep`. */
 static void layer_backward(const int64_t *n, R *dx, const R *dy, R *w, const R *x, R *space) {
-  int64_t high = 96, wide = 256;
+  int64_t many = n[0] >= 2 * HEIGHT, high = many ? n[2] : 96, wide = many ? n[1] : 256;
   for (int64_t k = 0; k < n[1]; k += wide)
     for (int64_t j = 0; j < n[2]; j += high) {
       int64_t columns = n[1] - k < wide ? n[1] - k : wide, rows = n[2] - j < high ? n[2] - j : high;
@@ -279,7 +280,9 @@ static int64_t execute(const Instruction *in, char *const *base, Row *row) {
   case CODE_GROUP_FACTORS: /* factors sums stats weight; extra: whether there is a weight */
     group_factors(n, AT(1), AT(2), e[0] ? AT(3) : NULL, AT(0));
     break;
-  case CODE_GROUP_BACKWARD: group_backward(n, AT(1), AT(2), AT(3), AT(0)); break; /* dx g x factors */
+  case CODE_GROUP_BACKWARD: /* dx g x factors */
+    group_backward(n, AT(1), AT(2), AT(3), AT(0));
+    break;
   case CODE_NLL: /* loss log_p labels; extra: the label that has no loss */
     for (int64_t i = 0; i < n[0]; i++) {
       int64_t label = INTS(2)[i * in->at[2].stride[0]];
