@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,8 +43,8 @@ class Dropout(TorchFunctionMode):
     """Inside this context dropout takes its masks from the row's own stream.
 
     The mask of call c in step t is a function of (key, t, c) and of an element's position, so it
-    does not depend on other rows. This covers nn.Dropout, nn.Dropout1d/2d/3d, F.dropout and
-    F.scaled_dot_product_attention.
+    does not depend on other rows. This covers nn.Dropout, nn.Dropout1d/2d/3d, F.dropout and the
+    dropout of F.scaled_dot_product_attention.
     """
 
     def __init__(self, key: Tensor) -> None:
@@ -58,11 +58,7 @@ class Dropout(TorchFunctionMode):
         self.calls = 0
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is F.scaled_dot_product_attention:
             return attention(self._masked, *args, **(kwargs or {}))
