@@ -114,6 +114,11 @@ def procedures(view: View) -> Iterator[Statement]:
         logs = view.ratios("logits", where, KVIB, "proportional-independent", "variance")
         claim = f"Learner, logits, {words}: coins in proportion to the data, which learn nothing,"
         yield Statement(f"{claim} have less variance than K-Vib", logs, log=True)
+    for learner in ("osmd", "osmd-adaptive"):
+        pair = [f"{learner}-{procedure}" for procedure in ("multinomial", "independent")]
+        logs = view.ratios("logits", "shared", pair[0], pair[1], "variance")
+        claim = f"Appendix E.3, logits, shared updates: {LEARNER_TITLES[learner]} on coins has less"
+        yield Statement(f"{claim} variance than with replacement", logs, log=True)
     parts = [part["lemma 2"] for part in view.study("logits")]
     logs = [math.log(part["fixed"] / part["coins"]) for part in parts]
     claim = "Lemma 2, shared updates: with uniform probabilities, coins have less variance than"
@@ -181,7 +186,7 @@ def bounds(view: View) -> Iterator[Statement]:
 
 def theorems(view: View) -> Iterator[Statement]:
     """Exponents that the theorems bound."""
-    gaps, last, statics = list[float](), list[float](), list[float]()
+    gaps, last, statics, full = list[float](), list[float](), list[float](), list[float]()
     for part in view.study("logits"):
         over = part["over time"]
         if len(over["ends"]) > 1:
@@ -192,9 +197,14 @@ def theorems(view: View) -> Iterator[Statement]:
             regret = [a - b for a, b in zip(over[KVIB], over["fixed"], strict=True)]
             if min(regret) > 0:
                 statics.append(2 / 3 - slope(over["ends"], regret))
+            regret = [a - b for a, b in zip(over["kvib-full"], over["fixed"], strict=True)]
+            if min(regret) > 0:
+                full.append(1 / 2 - slope(over["ends"], regret))
     claim = "the hindsight gap of eq. 7 grows more slowly than T (1 - its exponent), over"
     yield Statement(f"Theorem 6, logits, shared updates: {claim} all T", gaps)
     yield Statement(f"Theorem 6, logits, shared updates: {claim} the last doubling of T", last)
+    claim = "with full feedback and without a G, the static regret grows no faster than T^(1/2)"
+    yield Statement(f"Theorem 23, logits, shared updates: {claim} (1/2 - its exponent)", full)
     claim = "without a G, the static regret grows no faster than T^(2/3) (2/3 - its exponent)"
     yield Statement(f"Theorem 8, logits, shared updates: {claim}", statics)
     for letter, bound, words in (
