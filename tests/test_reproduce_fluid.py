@@ -45,6 +45,7 @@ from rota_lab.reproduce.interval import (
     HOLDS,
     Claim,
     Statement,
+    fitted,
     holm,
     judged,
     p_value,
@@ -101,6 +102,23 @@ def test_three_verdicts() -> None:
     assert [claim.verdict for claim in claims] == [HOLDS, FAILS, CANNOT_TELL]
     assert claims[0].words.startswith("a: +1.01 points (95 %: +0.88 to +1.15, 4 seeds)")
     assert judged([Statement("a", [2.0])]) == [Claim("a: +2.00, 1 seed", CANNOT_TELL)]
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=3, max_size=12))
+def test_the_line_through_points_is_that_of_least_squares(
+    points: list[tuple[float, float]],
+) -> None:
+    x, y = np.array(points).T
+    x, y = x.round(2), y.round(2)
+    if not (x.std() and y.std()):
+        return
+    start, slope = fitted(x.tolist(), y.tolist())
+    right, wide = stats.linregress(x, y), stats.t.ppf(0.975, len(x) - 2)
+    assert start.mean == pytest.approx(right.intercept, rel=1e-6, abs=1e-6)
+    assert slope.mean == pytest.approx(right.slope, rel=1e-6, abs=1e-6)
+    for line, error in ((start, right.intercept_stderr), (slope, right.stderr)):
+        assert line.high - line.mean == pytest.approx(wide * error, rel=1e-3, abs=1e-5)
+        assert line.mean - line.low == pytest.approx(wide * error, rel=1e-3, abs=1e-5)
 
 
 def test_verdicts_are_on_the_page_and_in_the_table(tmp_path: Path) -> None:
@@ -238,11 +256,11 @@ def test_finished_parts_are_kept(tmp_path: Path) -> None:
     small = replace(study, settings=(tiny,), columns=few)
     said: list[str] = []
     result = fluid.run_study(small, out=tmp_path, only="seed0", say=said.append, device="cpu")
-    assert len(read(tmp_path / "fluid-table2.jsonl")) == 5
-    assert "**5 of 10 runs are missing.**" in result.text
+    assert len(read(tmp_path / "fluid-table2.jsonl")) == 6
+    assert "**6 of 12 runs are missing.**" in result.text
     said.clear()
     result = fluid.run_study(small, out=tmp_path, say=said.append, device="cpu")
-    assert sum("accuracy" in line for line in said) == 5
+    assert sum("accuracy" in line for line in said) == 6
     assert "missing" not in result.text
     assert {row["seeds"] for row in result.rows} == {2}
     none = fluid.run_study(small, out=tmp_path / "other", minutes=0, device="cpu")
@@ -338,6 +356,32 @@ def test_the_page() -> None:
     assert [line.name for line in chart.lines] == ["Random", "Ordered", "Invariant", "Whole models"]
     assert list(chart.lines[0].y) == pytest.approx([-9, -19])
     assert "The runs were made on here, products in fp32." in result.text
+
+
+def test_methods_by_what_the_stragglers_data_are_worth() -> None:
+    """Data worth 1, 2, 3 and 5 points; Ordered is 2 points above Random, minus half the worth."""
+    worth, noise = np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.01, -0.01, 0.01, -0.01])
+    random = np.full(4, 0.7)
+    columns = {
+        "random": random,
+        "ordered": random + (2 - worth / 2) / 100,
+        "invariant": random + (0.5 + noise) / 100,
+        "exclude": 0.9 - worth / 100,
+    }
+    cells = found(whole=[[0.9] * 4], **{k: [v.tolist()] * 2 for k, v in columns.items()})
+    del cells["small", "exclude", "0.95"]
+    text = fluid_page.report(about(), cells).text
+    assert "small, 0.5: the straggler's data are worth +2.75 (+0.03 to +5.47) points, by" in text
+    assert "from +1.00 to +5.00. The lines through the 4 seeds" in text
+    assert "| Ordered | +2.00 (+2.00 to +2.00) | -0.50 (-0.50 to -0.50) |" in text
+    assert "Ordered is above Random where the straggler's data are worth less than 4.00" in text
+    assert "| Invariant | +0.5" in text
+    assert "Invariant is above Random where" not in text
+    assert "| Exclude stragglers | – |" in text
+    assert "The lines through" not in fluid_page.report(about(exclude=True), cells).text
+    cells["small", "exclude", "0.5"].pop(0)
+    cells["small", "exclude", "0.5"].pop(1)
+    assert "The lines through" not in fluid_page.report(about(), cells).text
 
 
 def test_columns_without_runs_are_no_part_of_a_claim() -> None:

@@ -193,6 +193,7 @@ def about(study: Study, everything: list[Part], quick: bool) -> About:
         seeds={each.name: each.seeds for each in settings},
         rounds={each.name: each.rounds for each in settings},
         over_costs=study.over_costs,
+        exclude=study.exclude,
         runs=len(everything),
         quick=quick,
     )

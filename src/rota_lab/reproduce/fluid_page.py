@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rota.world.devices import Devices
 from rota_lab.reproduce.chart import COLOURS, Chart, Line
-from rota_lab.reproduce.interval import Claim, Interval, Statement, interval, judged
+from rota_lab.reproduce.interval import Claim, Interval, Statement, fitted, interval, judged
 from rota_lab.reproduce.mmfl_cells import grid, three_digits
 from rota_lab.reproduce.parts import Found
 from rota_lab.reproduce.result import Result, Row, over_seeds
@@ -73,6 +73,8 @@ class About:
     quick: bool
     over_costs: bool = False
     """Whether charts show accuracy against costs."""
+    exclude: bool = False
+    """Whether leaving stragglers out is a method of the study's own, and not run for a reason."""
 
     @property
     def claims(self) -> list[Compared]:
@@ -96,7 +98,8 @@ def report(about: About, found: Cells) -> Result:
     lines += ["## Settings", "", *grid(SETTINGS, rows, numbers=(4, 5, 6)), ""]
     for name in settings:
         lines += [f"## {name}", "", *_table(about, found, name), "", *_reasons(about, found, name)]
-    lines += ["## Reasons", "", about.why, ""] if about.why and settings else []
+    worth = [line for name in settings for line in _worth(about, found, name)]
+    lines += ["## Reasons", "", about.why, "", *worth] if about.why and settings else []
     lines += made_on(found)
     statements = [each for name in settings for each in _statements(about, found, name)]
     claims: list[Claim] = judged(statements)
@@ -286,6 +289,45 @@ def _dropped(about: About, found: Cells, setting: str) -> list[str]:
     words = "Invariant units, in percent: of all units, and of those that parts dropped."
     numbers = tuple(range(2, len(head)))
     return [words, "", *grid(tuple(head), rows, numbers=numbers), "", FILLED, ""]
+
+
+def _worth(about: About, found: Cells, setting: str) -> list[str]:
+    """Methods against Random, by what the stragglers' data are worth: a line through the seeds."""
+    column = about.columns[-1]
+    random, without = (setting, "random", column), (setting, "exclude", column)
+    places = [(setting, *WHOLE), without, random]
+    some = seeds(found, places)
+    others = [m for m in about.methods if m not in ("random", "exclude")]
+    others = [m for m in others if len(seeds(found, [*places, (setting, m, column)])) == len(some)]
+    if about.exclude or len(some) < 3 or not others:
+        return []
+    whole, excluded, drawn = (_means(found, [place], some) for place in (places[0], *places[1:]))
+    worth = whole - excluded
+    lines = {m: fitted(worth, _means(found, [(setting, m, column)], some) - drawn) for m in others}
+    rows = [[title(m), _signed(start), _signed(slope)] for m, (start, slope) in lines.items()]
+    head = ("minus Random", "where the data are worth nothing", "per point that they are worth")
+    words = (
+        f"{setting}, {column}: the straggler's data are worth {_signed(interval(worth))} points, "
+        f"by the seed from {worth.min():+.2f} to {worth.max():+.2f}. The lines through the "
+        f"{len(some)} seeds, in points with 95 % intervals:"
+    )
+    below = filter(None, map(_crossing, lines, lines.values()))
+    return [words, "", *grid(head, rows), "", *below, ""]
+
+
+def _crossing(method: str, line: tuple[Interval, Interval]) -> str:
+    """Where a method falls below Random, if its line certainly falls."""
+    start, slope = line
+    if not (start.low > 0 and slope.high < 0):
+        return ""
+    return (
+        f"{title(method)} is above Random where the straggler's data are worth less than "
+        f"{-start.mean / slope.mean:.2f} points, and below it where they are worth more."
+    )
+
+
+def _signed(between: Interval) -> str:
+    return f"{between.mean:+.2f} ({between.low:+.2f} to {between.high:+.2f})"
 
 
 def _early(run: Found) -> int:

@@ -31,7 +31,7 @@ from rota_lab.reproduce.parts import Found, chosen, in_time, results, run_parts,
 from rota_lab.reproduce.result import Result
 
 NAME = "fluid-time"
-SEEDS = {"small": 60, "writers": 20}
+SEEDS = {"small": 170, "writers": 20}
 ROUNDS, QUICK_ROUNDS = 48, 8
 LOADS, NOISE = (0.25, 0.5, 0.75), 0.03
 """The shares of a phone that work in the background takes, and the noise of times."""

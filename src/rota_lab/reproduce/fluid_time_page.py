@@ -57,8 +57,8 @@ within 10 % of it with FLuID.""",
 JUDGED = """\
 Numbers are the distances from FLuID's bars, in percent. A verdict is Student's t-test at 5 %, with
 Holm's correction for all claims of the page; brackets are the claim's own 95 % interval.
-The small setting got more seeds after a look at its verdicts, so the chance of a wrong verdict is
-somewhat above 5 %."""
+The small setting got more seeds after looks at its verdicts, so the chance of a wrong verdict is
+somewhat above 5 %. Its last number of seeds was fixed before any of the new ones had run."""
 
 
 def report(found: Cells, number: int, rounds: int, quick: bool) -> Result:

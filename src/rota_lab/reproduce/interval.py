@@ -68,6 +68,26 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def fitted(x: Sequence[float], y: Sequence[float]) -> tuple[Interval, Interval]:
+    """The line through points by least squares: its value at x = 0, and its slope.
+
+    There are at least three points, and they differ in x.
+    """
+    a, b = np.asarray(x, float), np.asarray(y, float)
+    off, number = a - a.mean(), len(a)
+    spread = float(off @ off)
+    slope = float(off @ b) / spread
+    start = float(b.mean()) - slope * float(a.mean())
+    noise = float(np.sum((b - start - slope * a) ** 2)) / (number - 2)
+    quantile = _quantile(number - 2)
+    at_zero = quantile * math.sqrt(noise * (1 / number + float(a.mean()) ** 2 / spread))
+    steep = quantile * math.sqrt(noise / spread)
+    return (
+        Interval(start, start - at_zero, start + at_zero),
+        Interval(slope, slope - steep, slope + steep),
+    )
+
+
 def log_ratios(larger: Sequence[float], smaller: Sequence[float]) -> list[float]:
     """log(larger / smaller) per seed, for statements that one positive quantity exceeds another."""
     return [math.log(one / other) for one, other in zip(larger, smaller, strict=True)]
