@@ -36,6 +36,7 @@ from rota_lab.reproduce.gd_bound import (
 )
 from rota_lab.reproduce.gd_distributed import Run, distributed, train
 from rota_lab.reproduce.gd_inequalities import inequalities
+from rota_lab.reproduce.gd_more import CHANNELS, compressed, two_minima
 from rota_lab.reproduce.interval import FAILS, HOLDS
 
 PROBLEMS = {"quadratic": quadratic(), "logistic": breast_cancer()}
@@ -189,6 +190,29 @@ def test_runs_of_distributed_sgd_are_kept(tmp_path: Path) -> None:
     assert file.read_text() == kept
 
 
+def test_compressed_updates_and_their_bytes() -> None:
+    """A quantised update takes a byte per number and a scale, and hardly more rounds."""
+    problem = PROBLEMS["logistic"]
+
+    def start(seed: int) -> Linear:
+        return Linear(start_of(problem, seed), problem.ridge)
+
+    rows, statements = compressed(problem, start, 100, 1)
+    bytes_up = [row["measured"] for row in rows if "bytes up" in row["quantity"]]
+    whole, *_ = train(problem, start, 100, 1, 4, 1, None)
+    assert bytes_up[0] == pytest.approx(4 * 31 * 8 * whole.near())
+    (quantised,) = [each for each in statements if "to 8 bits" in each.words]
+    assert math.exp(quantised.values[0]) == pytest.approx(31 * 8 / (31 + 4), rel=0.05)
+    assert sum("gap over the last" in row["quantity"] for row in rows) == len(CHANNELS)
+
+
+def test_two_minima() -> None:
+    rows, claim = two_minima(150)
+    assert claim.verdict == HOLDS
+    assert rows[1]["measured"] > rows[0]["measured"]
+    assert two_minima(3)[1].verdict == FAILS, "it has not settled yet"
+
+
 def test_near_and_floor() -> None:
     path = Run([0, 5, 10, 15, 20], np.array([1.0, 0.1, 0.01, 0.001, 0.003]))
     assert path.near() == pytest.approx(5 + 5 * math.log10(2))
@@ -226,7 +250,7 @@ def test_every_claim_of_the_quick_run_holds(quick: Result) -> None:
     assert quick.quick
     assert quick.checks == {}
     exact = [each for each in quick.claims if "by a factor" not in each.words]
-    assert len(exact) == 7 + 2 * 5 + 1
+    assert len(exact) == 7 + 2 * 5 + 1 + 1
     assert {each.verdict for each in exact} == {HOLDS}, exact
     assert quick.ok
     assert not replace(quick, checks={**quick.checks, "the moon is a cheese": False}).ok

@@ -66,7 +66,8 @@ LECTURE = (
     Said(
         "gradient descent",
         "in a non-convex problem, gradient descent can end in a local minimum",
-        why="the problems of `gd-bound` are convex",
+        "gd-bound",
+        "^in a non-convex problem",
     ),
     Said(
         "analysis of gradient descent",
@@ -108,7 +109,8 @@ LECTURE = (
     Said(
         "the data-center setting",
         "gradient compression",
-        why="rota has channels that compress, and no page measures them",
+        "gd-bound",
+        "^gradient compression",
     ),
     Said("data at edge clients", "privacy concerns and communication costs", why=OUTSIDE),
     Said(

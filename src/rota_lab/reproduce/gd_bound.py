@@ -33,6 +33,7 @@ from rota.sampling import Full
 from rota_lab.reproduce.chart import Chart, Line
 from rota_lab.reproduce.gd_distributed import distributed
 from rota_lab.reproduce.gd_inequalities import inequalities
+from rota_lab.reproduce.gd_more import compressed, two_minima
 from rota_lab.reproduce.gd_text import bound_text, distributed_text
 from rota_lab.reproduce.interval import FAILS, HOLDS, Claim
 from rota_lab.reproduce.parts import results
@@ -303,7 +304,10 @@ def gd_bound(quick: bool = False, *, out: Path | None = None) -> Result:
         return Linear(start_of(known, seed), known.ridge)
 
     files = results(None if quick else out, "gd-bound")
-    others = distributed(known, start, rounds, starts, files[0] if files else None)
+    file = files[0] if files else None
+    sent, shorter = compressed(known, start, rounds, starts, file)
+    others = distributed(known, start, rounds, starts, file, shorter)
+    ends, local = two_minima(rounds)
     beyond = gaps[f"{RATES[-1]:g}/L*"]
     text = bound_text(*problems, steps, beyond, RATES[-1], TOLERANCE)
     text += distributed_text(rounds, starts)
@@ -313,10 +317,10 @@ def gd_bound(quick: bool = False, *, out: Path | None = None) -> Result:
         name="gd-bound",
         title=title,
         text=text,
-        rows=rows + others.rows,
+        rows=[*rows, *ends, *others.rows, *sent],
         charts=charts + others.charts,
         quick=quick,
-        claims=claims + others.claims,
+        claims=[*claims, local, *others.claims],
     )
 
 

@@ -8,7 +8,8 @@ steps per round fewer rounds are needed, but workers with different data drift a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ import torch
 
 from rota import rng
 from rota.arrays import Array
+from rota.channel import Channel, Whole
 from rota.data.federation import Federation, Part
 from rota.engine import make
 from rota.estimate import Unbiased
@@ -37,6 +39,7 @@ WORKERS, LOCAL = (1, 4, 16), (1, 4, 16)
 """How many workers there are, and how many local steps they make per round."""
 BATCH, NEAR = 2, 0.05
 """A worker's mini-batch, and the part of the first gap that counts as near."""
+WHOLE = Whole()
 EVERY = 5
 """The rounds between two tests."""
 LAST = 0.25
@@ -74,11 +77,12 @@ def train(
     local: int = 1,
     batch: int | None = BATCH,
     alike: bool = True,
+    channel: Channel = WHOLE,
 ) -> list[Run]:
     """Rounds of `workers` that make `local` steps of lr 1/L each; one path per seed.
 
-    Their data are dealt at random if they are `alike`, and else sorted by label. The seeds are
-    models of one experiment, so the engine trains them together.
+    Their data are dealt at random if they are `alike`, and else sorted by label. Their updates go
+    through `channel`. The seeds are models of one experiment, so the engine trains them together.
     """
     tasks = [
         Task(
@@ -93,7 +97,9 @@ def train(
         )
         for seed in range(seeds)
     ]
-    experiment = Experiment(tasks, Full(), Unbiased(), rounds=rounds, evaluate=rounds + 1)
+    experiment = Experiment(
+        tasks, Full(), Unbiased(), rounds=rounds, evaluate=rounds + 1, channel=channel
+    )
     engine = make("batched", experiment, "cpu")
     state = begin(experiment, engine)
     tests, gaps = [0], [[score.loss for score in engine.evaluate(state.models)]]
@@ -134,23 +140,17 @@ def distributed(
     rounds: int,
     seeds: int,
     file: Path | None = None,
+    more: Sequence[Statement] = (),
 ) -> Distributed:
     """All runs: workers, local steps, and local steps of workers with different data.
 
-    Finished ones are kept in `file`, and are not run again.
+    Finished ones are kept in `file`, and are not run again. `more` are judged together with them.
     """
-    known = read(file) if file else {}
 
     def runs(workers: int, local: int = 1, batch: int | None = BATCH, alike: bool = True) -> Runs:
         name = f"{workers}-{local}-{batch or 'all'}-{'alike' if alike else 'sorted'}"
-        if name not in known:
-            made = train(problem, model, rounds, seeds, workers, local, batch, alike)
-            tests, gaps = made[0].rounds, [run.gap.tolist() for run in made]
-            known[name] = {"part": name, "rounds": tests, "gaps": gaps}
-            if file:
-                append(file, known[name])
-        found = known[name]
-        return [Run(found["rounds"], np.array(gap)) for gap in found["gaps"]]
+        how = partial(train, problem, model, rounds, seeds, workers, local, batch, alike)
+        return kept(file, name, how)
 
     sync = {workers: runs(workers) for workers in WORKERS}
     locals_ = {1: sync[4]} | {local: runs(4, local) for local in LOCAL[1:]}
@@ -173,7 +173,19 @@ def distributed(
         _chart("local", "4 workers, mini-batches", locals_, "local steps"),
         _chart("drift", "4 workers sorted by label, full batches", apart, "local steps"),
     ]
-    return Distributed(rows, charts, _claims(problem, rounds, sync, locals_, apart))
+    return Distributed(rows, charts, _claims(problem, rounds, sync, locals_, apart, more))
+
+
+def kept(file: Path | None, name: str, make: Callable[[], Runs]) -> Runs:
+    """The runs of this name in a file, or new ones, which are then kept there."""
+    found = read(file).get(name) if file else None
+    if found is None:
+        made = make()
+        tests, gaps = made[0].rounds, [run.gap.tolist() for run in made]
+        found = {"part": name, "rounds": tests, "gaps": gaps}
+        if file:
+            append(file, found)
+    return [Run(found["rounds"], np.array(gap)) for gap in found["gaps"]]
 
 
 def _floor(words: str, paths: list[Run]) -> Row:
@@ -188,6 +200,7 @@ def _claims(
     sync: dict[int, list[Run]],
     locals_: dict[int, list[Run]],
     apart: dict[int, list[Run]],
+    more: Sequence[Statement],
 ) -> list[Claim]:
     """The verdicts, by paired seeds."""
     shrink = (1 - problem.convex / problem.smooth) ** rounds
@@ -213,7 +226,7 @@ def _claims(
     single = [path.floor <= path.gap[0] * shrink + 1e-14 for path in apart[1]]
     words = "one full-batch step per round of 4 workers sorted by label ends under the bound "
     words += f"({sum(single)} of {len(single)} starts)"
-    return [*judged(statements), Claim(words, HOLDS if all(single) else FAILS)]
+    return [*judged([*statements, *more]), Claim(words, HOLDS if all(single) else FAILS)]
 
 
 def _many(number: int, unit: str) -> str:

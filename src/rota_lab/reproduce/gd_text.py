@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rota.arrays import Array
 from rota_lab.reproduce.gd_distributed import BATCH, LAST
+from rota_lab.reproduce.gd_more import TILT
 
 if TYPE_CHECKING:
     from rota_lab.reproduce.gd_bound import Problem
@@ -47,6 +48,7 @@ last two gaps from each start are {ends}.
 
 The inequalities that the proof needs are measured between the iterates of all runs below 2/L: the
 curvature between two points, the PL inequality at each of them, and the fall of F in each step.
+A function with two minima, F(x) = (x^2 - 1)^2 / 4 + {TILT:g} x, shows what happens without them.
 """
 
 
@@ -63,6 +65,7 @@ last {LAST:.0%} of the rounds. Where runs are compared they have the same start,
 are Student's t-tests with Holm's correction.
 
 - The server averages the workers' gradients, so more workers have less noise, and end lower.
+- Compressed updates (rota's [channels](../channels.md)) take less traffic to come near the minimum.
 - Local steps take fewer rounds. But the round's step is then not the gradient of F: with different
   data each worker moves towards its own minimum, and the gap stops falling even without noise.
 """
