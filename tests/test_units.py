@@ -19,10 +19,12 @@ from test_models import build as zoo
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import rota
 from rota import models, weights
 from rota.errors import BadInput
 from rota.models.text import LSTM, Last, OneHot
-from rota.submodel import Cut, Units, build, extract, find_units, keep, scatter
+from rota.submodel import Cut, Ordered, Units, build, extract, find_units, keep, scatter
+from rota.submodel.tasks import units_of_all
 from rota.weights import Weights
 
 # --- the reference: the whole model, in which nobody hears the dropped units ---
@@ -1174,6 +1176,62 @@ def test_one_sentence_names_the_part(part: nn.Module, words: str) -> None:
     units = find_units(module, IMAGE, whole=["1"])
     assert [layer.name for layer in units.layers] == ["3"]
     agree(module, units, IMAGE, random_cut(units, 0.5))
+
+
+class Turns(nn.Module):
+    """Half of the channels go through a convolution, then both halves take turns (ShuffleNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.some = nn.Conv2d(3, 12, 1), nn.Conv2d(6, 6, 3, padding=1)
+        self.last = nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.first(x).chunk(2, 1)
+        x = torch.cat([left, torch.relu(self.some(right))], 1)
+        x = x.view(len(x), 2, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
+        return self.last(x.sum((2, 3)))
+
+
+def test_units_of_channels_that_take_turns() -> None:
+    """No whole half can go, so a unit is one of each half's channels."""
+    units = find_units(Turns(), IMAGE)
+    assert [(layer.name, layer.size) for layer in units.layers] == [
+        ("first[0:6]", 6),
+        ("first[6:12]", 6),
+    ]
+    assert units.even == ((0, 1),)
+    agree(Turns(), units, IMAGE, random_cut(units, 0.5))
+
+
+def test_a_network_that_cannot_be_copied() -> None:
+    layer = nn.Linear(4, 4)
+    layer.half = layer.weight / 2  # type: ignore[assignment]
+    with pytest.raises(BadInput, match="the network cannot be copied: Only Tensors created"):
+        find_units(nn.Sequential(layer, nn.Linear(4, 2)), X)
+
+
+def test_the_networks_attribute_whole_and_networks_without_units(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def module(shape: tuple[int, ...], classes: int) -> nn.Module:
+        made = with_part(FixedSize())
+        made.whole = ["1"]  # type: ignore[assignment]
+        made(IMAGE)
+        return made
+
+    def single(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+
+    some = IMAGE.float(), torch.zeros(len(IMAGE), dtype=torch.long)
+    data = rota.from_clients([some], some, classes=2)
+    (units,) = units_of_all([rota.Task(module, data)], Ordered())
+    assert [layer.name for layer in units.layers] == ["3"]
+    assert not caplog.messages
+    (units,) = units_of_all([rota.Task(single, data, name="one")], Ordered())
+    assert not units.layers
+    (words,) = caplog.messages
+    assert words == "task 'one': its network has no unit to drop: parts are whole models"
 
 
 def test_heads_that_do_not_separate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,8 @@ from rota.submodel.units import Units, find_units
 
 if TYPE_CHECKING:
     from rota.policies import Opening
+
+logger = logging.getLogger(__name__)
 
 
 def units_of_all(tasks: list[Task], choice: Choice) -> tuple[Units, ...]:
@@ -30,12 +33,20 @@ def units_of_all(tasks: list[Task], choice: Choice) -> tuple[Units, ...]:
 
 
 def units_of(task: Task) -> Units:
-    """The droppable units of a task's network; where there is no data, found on zeros."""
+    """The droppable units of a task's network; where there is no data, found on zeros.
+
+    The network's attribute `whole` may name modules that are left as they are.
+    """
     if isinstance(task.data, Roster):
         example = torch.zeros(2, *task.roster.shape)
     else:
         example = task.data.train.x[:2]
-    return find_units(task.build(), example)
+    module = task.build()
+    units = find_units(module, example, getattr(module, "whole", ()))
+    if not units.layers:
+        name = task.name or task.data.name
+        logger.warning("task '%s': its network has no unit to drop: parts are whole models", name)
+    return units
 
 
 def begin_submodel(submodel: Any, at: Opening) -> State:

@@ -94,8 +94,14 @@ class Units:
 
 
 def find_units(module: nn.Module, x: Tensor, whole: Collection[str] = ()) -> Units:
-    """Find a network's units. `x` is a batch of examples; `whole` names modules to leave alone."""
-    module, x = copy.deepcopy(module).cpu(), x.cpu()
+    """Find a network's units. `x` is a batch of examples; `whole` names modules to leave alone.
+
+    In a run `whole` is an attribute of the network, if it has one.
+    """
+    try:
+        module, x = copy.deepcopy(module).cpu(), x.cpu()
+    except RuntimeError as error:  # torch's own words, about tensors that were computed
+        raise BadInput(f"the network cannot be copied: {first_line(error)}") from error
     names = [name for name, _ in module.named_modules()]
     for name in whole:
         if name not in names:
@@ -103,6 +109,7 @@ def find_units(module: nn.Module, x: Tensor, whole: Collection[str] = ()) -> Uni
     x = x[:2] if len(x) > 1 else torch.cat([x, x])  # BatchNorm does not train on one example
     passes = {train: record(module, x, train, whole) for train in (True, False)}
     mistake: BadInput | None = None
+    without: Units | None = None
     for split in SPLITS:
         found = _analyse(module, passes, split)
         try:
@@ -110,7 +117,11 @@ def find_units(module: nn.Module, x: Tensor, whole: Collection[str] = ()) -> Uni
         except BadInput as error:
             mistake = mistake or error
         else:
-            return found.units
+            if found.units.layers:
+                return found.units
+            without = found.units
+    if without is not None:
+        return without
     assert mistake is not None
     raise mistake
 
@@ -358,4 +369,5 @@ def _sizes(part: str) -> str:
 
 def _leave(part: str) -> str:
     """Advice to leave a module as it is; none if it is the network itself."""
-    return f", or leave it as it is with whole=[{part.split(chr(39))[1]!r}]" if "'" in part else ""
+    name = part.split("'")[1] if "'" in part else ""
+    return f", or leave it as it is with the network's attribute whole=[{name!r}]" if name else ""
