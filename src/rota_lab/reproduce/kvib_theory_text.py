@@ -137,9 +137,9 @@ client is as any other until its own norms say otherwise. Nothing is tuned, and 
 before the draw, so the estimate is unbiased. The file derives what the start costs, and what it
 costs when a client changes.
 
-The draw is systematic: a cohort of fixed size with these p. Where updates point the same way, as on
-Fashion shards, no coins can do as well as uniform sampling of a fixed size, whatever their p. On
-made-up updates, which have no directions, it draws coins.
+The draw is systematic: a cohort of fixed size with these p. On Fashion shards, whose clients are
+alike, even the best coins (`optimal`) are hardly below uniform sampling of a fixed size: the second
+table shows it. On made-up updates, which have no directions, it draws coins.
 
 Its first round is in proportion to the data: unlike K-Vib, Vrb and Avare, it makes use of d before
 anything is learnt. The rows of `proportional` show what that alone is worth. It was chosen with
