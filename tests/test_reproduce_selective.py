@@ -12,6 +12,7 @@ import torch
 from rota.data.federation import Examples
 from rota.grouping import Selective
 from rota_lab.reproduce import run, three_ways, write_page
+from rota_lab.reproduce.chart import svg
 from rota_lab.reproduce.complexity import network
 from rota_lab.reproduce.complexity import pieces as grid
 from rota_lab.reproduce.complexity_page import report as complexity_report
@@ -74,6 +75,7 @@ def test_the_page_judges_what_is_finished() -> None:
     assert {row["paper"] for row in plain} == {0.3266, 0.9640}
     names = [chart.name for chart in result.charts]
     assert names == ["small-shared", "small-mean", "groups", "sweep"]
+    assert all(svg(chart).startswith("<svg") for chart in result.charts)
     assert not any("Model 2" in row["quantity"] for row in result.rows), "it has not run"
     assert "local: better in 0, equal in 0, worse in 3 of 3" in result.text
     assert (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rota_lab.reproduce.chart import Chart, Line
+from rota_lab.reproduce.chart import DASHES, Chart, Line
 from rota_lab.reproduce.parts import Found
 
 PLAIN = {"small": 0.3266, "classic": 0.8432, "wide": 0.9731}
@@ -152,7 +152,8 @@ def _sweep(pieces: Sequence[Any], found: dict[str, Found], titles: dict[str, str
     rates = next(p.rates for p in pieces if p.rates)
     head = (
         "How much the settings decide at 0 % balanced: accuracy in % (mean over three seeds) for "
-        "each learning rate. Rounds times local epochs are the same in all lines of a model."
+        "each learning rate. Rounds times local epochs are the same in all lines of a model. "
+        "With one round, nodes train once, and their models are averaged once."
     )
     names = "| model | what | rounds x epochs | mini-batch |"
     names += "".join(f" lr {rate:g} |" for rate in rates)
@@ -168,6 +169,7 @@ def swept(pieces: Sequence[Any], found: dict[str, Found], titles: dict[str, str]
             y = [float(np.mean(of_rate(runs, rate, "shared"))) for rate in p.rates]
             name = f"{titles[model]}, E={p.work.epochs}, B={p.work.batch}"
             x = [float(np.log10(rate)) for rate in p.rates]
-            lines.append(Line(name, x, y, colours.index(model), dashed))
+            colour = colours.index(model) + len(colours) * (dashed // len(DASHES))
+            lines.append(Line(name, x, y, colour, dashed % len(DASHES)))
     title = "FedAvg at 0 % on the global test: the settings decide, too"
     return [Chart("sweep", title, "log10 of the learning rate", "accuracy", lines)]
