@@ -365,6 +365,23 @@ def test_clients_need_test_sets_of_their_own() -> None:
         rota.run([shared], Full(), personal=FineTuning(), rounds=1)
 
 
+def test_a_report_and_a_summary_say_whose_models_are_tested(tmp_path: Path) -> None:
+    from rota.cli.report import write_page
+    from rota.cli.summary import sentences, table
+
+    results = []
+    for seed, (name, personal) in enumerate((("none", None), ("ditto", Ditto()))):
+        out = tmp_path / name
+        run = rota.run([task()], Full(), personal=personal, rounds=2, out=out)
+        page = write_page([out], tmp_path / "page.html").read_text()
+        assert ("With personal models, it is the mean" in page) == (name == "ditto")
+        own = f"mean {run.summary['own_mean']:.2%}, worst {run.summary['own_worst']:.2%}"
+        assert f"clients on their own test sets: {own}" in "\n".join(sentences(run.summary))
+        results.append({**run.summary, "run": f"{name}-seed{seed}"})
+    for line, result in zip(table(results), results, strict=True):
+        assert f"mean client {result['own_mean']:.2%}  worst client" in line
+
+
 def test_the_table_has_a_line_on_each() -> None:
     assert set(PERSONALS) == {"none", *METHODS}
 

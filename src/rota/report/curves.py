@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rota.report import numbers
 from rota.report.charts import Chart, Series, Trace, rounded, safe
 from rota.report.groups import Group
+from rota.report.history import History
 from rota.running.record import Record
 
 Pick = Callable[[Record], float | None]
@@ -79,6 +80,11 @@ def x_table(groups: list[Group]) -> tuple[dict[str, dict[str, str]], Table]:
     return axes, scaled
 
 
+def _personal(run: History) -> bool:
+    """Whether the clients of a run use models of their own."""
+    return bool(run.config.get("personal", {}).get("name", "none") != "none")
+
+
 def score(name: str, title: str, series: list[Series]) -> Chart:
     """The test score or loss."""
     share = name == "accuracy" and all(one.share for one in series)
@@ -94,6 +100,8 @@ def score(name: str, title: str, series: list[Series]) -> Chart:
         chart.note = f"{named(series)} on the test examples. {better.capitalize()} is better."
     if share:
         chart.note = "Share of the test examples that are classified correctly."
+    if any(_personal(run) for one in series for run in one.group.runs):
+        chart.note += " With personal models, it is the mean over those of the clients."
     targets = {run.target for one in series for run in one.group.runs}
     if name == "accuracy" and len(targets) == 1 and (target := targets.pop()) is not None:
         chart.note += f" The dotted line is the target, {numbers.score(share)(target)}."
