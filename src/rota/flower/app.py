@@ -30,8 +30,9 @@ server = ServerApp()
 class GridWire:
     """Letters over the Grid of a ServerApp."""
 
-    pause = 0.25
-    """A node needs seconds for a reply, and looks take time of the same SuperLink."""
+    pause = 1.0
+    """A Grid waits for the rest of a reply that has come in part, at first for a second. Who looks
+    more often sees more of those."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid

@@ -293,7 +293,7 @@ class Fleet:
                 todo = self._again([*waiting.values(), *lost, *todo])
                 waiting, lost, end = {}, [], time.monotonic() + limit
             if not lot:
-                time.sleep(min(LONG, max(self.wire.pause, SHARE * (time.monotonic() - news))))
+                time.sleep(max(self.wire.pause, min(LONG, SHARE * (time.monotonic() - news))))
         rest = "the round did not wait for it"
         if done < wanted:
             rest = f"no reply within {limit:.1f} seconds"
