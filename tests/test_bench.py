@@ -417,6 +417,7 @@ def test_layers_are_measured_on_both_engines(
     monkeypatch.setattr(layers, "MODELS", networks)
     monkeypatch.setattr(layers, "LAYERS", some)
     monkeypatch.setattr(layers, "EXAMPLES", 3)
+    monkeypatch.setattr(layers, "LEAST", 0.0)
     out = tmp_path / "layers-2-cores.json"
     status, text, err = call("layers", "--json", "--rounds", 1, "--device", "cpu", "--out", out)
     rows = json.loads(text)

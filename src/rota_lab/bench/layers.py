@@ -29,6 +29,9 @@ from rota_lab.bench.works import images, text
 
 CLIENTS, EXAMPLES = 4, 30
 WARMUP = 1
+LEAST = 1.0
+"""Seconds that a network's rounds take at least: short rounds are repeated, up to MOST times."""
+MOST = 200
 PHOTOGRAPHS = ("vgg9", "pfl_cnn", "resnet18", "preact_resnet18", "resnet8")
 TEXTS = ("lstm_shakespeare", "leaf_lstm", "mmfl_lstm", "transformer")
 
@@ -138,8 +141,8 @@ def _text() -> data.Federation:
 
 def _measure(name: str, task: Task, device: str, rounds: int) -> dict[str, Any]:
     """A network's seconds per round on each engine."""
-    total = WARMUP + rounds
-    experiment = Experiment([task], Full(), FedAvg(), rounds=total + 1, evaluate=total + 1)
+    end = WARMUP + rounds + MOST
+    experiment = Experiment([task], Full(), FedAvg(), rounds=end, evaluate=end)
     most = torch.get_num_threads()
     ways = {"1 thread": 1, f"{cores()} threads": cores(), "batched": most}
     engines: dict[str, Engine] = {}
@@ -148,7 +151,10 @@ def _measure(name: str, task: Task, device: str, rounds: int) -> dict[str, Any]:
     for way in ways:
         engines[way] = make("batched" if way == "batched" else "sequential", experiment, device)
         states[way] = loop.begin(experiment, engines[way])
-    for _ in range(total):
+    start = time.perf_counter()
+    for turn in range(end - 1):
+        if turn >= WARMUP + rounds and time.perf_counter() - start > LEAST:
+            break
         for way, threads in ways.items():
             torch.set_num_threads(threads)
             began = time.perf_counter()
