@@ -6,8 +6,9 @@ incoming weights, its bias, its normalisation and running statistics, and the in
 layers that consume it. The network's inputs and outputs are never dropped.
 
 `find_units` runs the network on an example and watches its operators. It needs no knowledge of the
-network's modules, only of torch's operators (rules.py). Then it runs a sub-model of half the width,
-and rejects a network whose code does not follow.
+network's modules, only of torch's operators: it labels all indices (labels.py), and each operator
+ties some of them (rules.py). Then it runs a sub-model of half the width, and rejects a network
+whose code does not follow.
 
 A sub-model computes what the whole network computes with the dropped units *silenced*: all that
 consume a dropped unit get 0 from it, after its normalisation and activation. Setting the input
@@ -33,19 +34,9 @@ from torch.utils._pytree import tree_leaves
 from rota.arrays import Array
 from rota.errors import BadInput, did_you_mean, first_line
 from rota.submodel.cut import build, keep
+from rota.submodel.labels import KEPT, SPLITS, Axes, Labels, Split, written
 from rota.submodel.record import Op, Recording, Stopped, record, storage
-from rota.submodel.rules import (
-    KEPT,
-    MOVES,
-    POINTWISE,
-    SPLITS,
-    Axes,
-    Labels,
-    Split,
-    Unknown,
-    apply,
-    written,
-)
+from rota.submodel.rules import MOVES, POINTWISE, Unknown, apply
 
 
 @dataclass(frozen=True)
