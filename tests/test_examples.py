@@ -33,7 +33,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ["README.md", "docs/channels.md", "docs/recipes.md", "docs/samplers.md", "docs/own.md"]
-RUN += ["docs/submodels.md", "docs/devices.md", "docs/tour.md"]
+RUN += ["docs/submodels.md", "docs/devices.md", "docs/groups.md", "docs/tour.md"]
 RUN += [f"docs/howto/{name}.md" for name in ("data", "model", "sampler", "metric")]
 RUN += ["docs/howto/compare.md", "docs/howto/resume.md"]
 """Pages that are run from top to bottom."""
