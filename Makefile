@@ -43,7 +43,7 @@ $(VENV)/run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/run
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ui,track,lora,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ui,track,lora,ray,docs]'
 	touch $@
 
 clean:

@@ -19,6 +19,7 @@ from test_cli import call, lines
 import rota
 from rota.cli import jobs
 from rota.engine import where
+from rota.engine.machine import cores
 from rota.errors import BadInput
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rota.__file__).parents[1])}
@@ -74,14 +75,20 @@ def test_the_same_bytes_in_one_process_and_in_several(tmp_path: Path) -> None:
     assert "unbiased-seed2: round 3/3" in both.err
 
 
-def test_a_run_whose_process_dies_goes_on_once(tmp_path: Path) -> None:
-    """The others are not affected; a run whose process dies again is left out."""
-    (tmp_path / "deadly.py").write_text(DEADLY)
-    recipe = tmp_path / "recipe.toml"
+def deadly(folder: Path, module: str = "deadly") -> Path:
+    """A recipe whose process dies `sampler.times` times; each module needs a name of its own."""
+    (folder / f"{module}.py").write_text(DEADLY)
+    recipe = folder / "recipe.toml"
     recipe.write_text(
-        'rounds = 3\n[sampler]\nname = "deadly:Deadly"\nbudget = 2\n'
+        f'rounds = 3\n[sampler]\nname = "{module}:Deadly"\nbudget = 2\n'
         '[[task]]\ndata = "digits"\npartition = { name = "iid", clients = 5 }\nmodel = "logistic"\n'
     )
+    return recipe
+
+
+def test_a_run_whose_process_dies_goes_on_once(tmp_path: Path) -> None:
+    """The others are not affected; a run whose process dies again is left out."""
+    recipe = deadly(tmp_path)
     words = ["compare", recipe, "--vary", "sampler.times=0,1,9", "--out", tmp_path / "a"]
     told = call(*words, "--jobs", 2, "--json")
     assert told.status == 1
@@ -96,6 +103,37 @@ def test_a_run_whose_process_dies_goes_on_once(tmp_path: Path) -> None:
         (tmp_path / "a" / name / "rounds.jsonl").read_bytes() for name in ("0-seed0", "1-seed0")
     ]
     assert rounds[0] == rounds[1]
+
+
+def test_the_same_runs_on_a_cluster_and_one_that_dies_goes_on(tmp_path: Path) -> None:
+    """In a process of its own, which starts a cluster of Ray's with real actors."""
+    words = ["compare", deadly(tmp_path, "far"), "--vary", "sampler.times=0,1"]
+    out = [*words, "--out", tmp_path / "a", "--launcher", "ray", "--jobs", 2, "--json"]
+    program = [sys.executable, "-m", "rota", *map(str, out)]
+    told = subprocess.run(program, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert told.returncode == 0, told.stderr
+    assert [run["run"] for run in json.loads(told.stdout)] == ["0-seed0", "1-seed0"]
+    assert "1-seed0: rota: its process was killed by signal 9: the run goes on" in told.stderr
+    assert (tmp_path / "died1").read_text() == "x"
+    assert call(*words, "--out", tmp_path / "b").status == 0  # it has died often enough by now
+    assert same(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_launcher_that_is_not_there(tmp_path: Path) -> None:
+    words = (*SMALL, "--vary", "seed=0", "--out", tmp_path / "a", "--launcher")
+    with mock.patch.dict(sys.modules, {"ray": None}):
+        told = call(*words, "ray")
+    assert (told.status, told.err.count("\n")) == (2, 1)
+    assert "pip install 'rota[ray]'" in told.err
+    assert call(*words, "slurm").status == 2
+
+
+def test_a_process_takes_no_more_cores_than_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROTA_CORES", "1")
+    assert cores() == 1
+    for anything in ("1000000", "", "x"):
+        monkeypatch.setenv("ROTA_CORES", anything)
+        assert cores() == len(os.sched_getaffinity(0))
 
 
 def locked(folder: Path) -> bool:

@@ -112,7 +112,7 @@ def test_the_line_through_points_is_that_of_least_squares(
     x, y = x.round(2), y.round(2)
     if not (x.std() and y.std()):
         return
-    start, slope = fitted(x.tolist(), y.tolist())
+    start, slope = fitted(x, y)
     right, wide = stats.linregress(x, y), stats.t.ppf(0.975, len(x) - 2)
     assert start.mean == pytest.approx(right.intercept, rel=1e-6, abs=1e-6)
     assert slope.mean == pytest.approx(right.slope, rel=1e-6, abs=1e-6)

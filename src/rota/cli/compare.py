@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,7 @@ from rota.cli.run import check_folder, train
 from rota.errors import BadInput
 
 if TYPE_CHECKING:
+    from rota.cli.jobs import Launcher
     from rota.recipe.compare import Variant  # which loads torch
 
 
@@ -69,6 +70,12 @@ def compare(
             help="Number of runs at once. Each has its share of the cores, and of the GPUs.",
         ),
     ] = 1,
+    launcher: Annotated[
+        Literal["here", "ray"],
+        typer.Option(
+            help="Where the runs of --jobs go on: on this machine, or on a Ray cluster.",
+        ),
+    ] = "here",
     track: Track = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
@@ -79,6 +86,7 @@ def compare(
       rota compare fedavg-digits --vary estimator=fedavg,unbiased --out runs/a
       rota compare fedavg-mnist --vary task.lr=0.05,0.1 --seeds 5 --out runs/b
       rota compare fedavg-digits --vary sampler=kvib,full --jobs 2 --out runs/c
+      rota compare fedavg-mnist --vary sampler=kvib,full --launcher ray --jobs 8 --out runs/d
     """
     with loading():
         from rota import recipe as recipes
@@ -109,8 +117,11 @@ def compare(
     if biased := comparisons.made_biased(runs):
         logging.getLogger("rota").warning(biased)
     how = {"engine": engine, "device": device, "precision": precision}
-    if jobs > 1:
-        results, stuck, again = _train_at_once(jobs, runs, out, how, started, track, recipe, allow)
+    if jobs > 1 or launcher == "ray":
+        where = _launcher(launcher)
+        results, stuck, again = _train_at_once(
+            jobs, where, runs, out, how, started, track, recipe, allow
+        )
     else:
         results, stuck = _train_all(runs, out, how, started, track)
         again = None
@@ -167,8 +178,16 @@ def _again() -> str:
     return f"rota {shlex.join(given)} --resume"
 
 
+def _launcher(name: str) -> Launcher:
+    """What starts the processes that train several runs at once."""
+    from rota.cli import cluster, jobs
+
+    return cluster.launcher() if name == "ray" else jobs.start
+
+
 def _train_at_once(
     number: int,
+    launch: Launcher,
     runs: dict[str, Variant],
     out: Path,
     how: dict[str, Any],
@@ -187,7 +206,7 @@ def _train_at_once(
             **common,
             "name": name,
             "config": variant.config,
-            "out": str(out / name),
+            "out": str((out / name).absolute()),
             "resume": name in started,
         }
         for name, variant in runs.items()
@@ -203,7 +222,7 @@ def _train_at_once(
 
     try:
         with progress.together(len(todo)) as show:
-            found = jobs.play(todo, number, show, fail, say)
+            found = jobs.play(todo, number, launch, show, fail, say)
     except KeyboardInterrupt as stop:
         raise Stopped(130, "interrupted", again) from stop
     results = [{"run": name, **summary} for name, summary in found.items()]

@@ -1,7 +1,8 @@
 """Several runs of a comparison at once: `rota compare --jobs N`.
 
 Each of N processes (worker.py) trains one run after the other, on its share of the cores and of the
-GPUs. A process that dies is replaced, and its run goes on from its checkpoint, once.
+GPUs. A process that dies is replaced, and its run goes on from its checkpoint, once. A launcher
+starts the processes: here they are this machine's, and those of `cluster.py` are a Ray cluster's.
 """
 
 from __future__ import annotations
@@ -16,46 +17,53 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from rota.cli.output import Stopped
 
 Job = dict[str, Any]
 """What worker.py needs to know about a run."""
 Words = Callable[[str, str], None]
+COMMAND = [sys.executable, "-P", "-m", "rota.cli.worker"]
 TRIES = 2
 """A run whose process dies is tried this many times."""
 
 
-@dataclass
-class Worker:
+class Worker(Protocol):
     """A process that trains runs, and the run that it is at."""
 
-    process: subprocess.Popen[str]
     place: int
-    listening: list[threading.Thread] = field(default_factory=list)
-    job: Job | None = None
+    job: Job | None
 
     def give(self, job: Job) -> None:
         """Train this run next."""
-        self.job = job
-        assert self.process.stdin is not None
-        with suppress(OSError):  # it has died, and will be heard of
-            self.process.stdin.write(json.dumps(job) + "\n")
-            self.process.stdin.flush()
+
+    def death(self) -> str:
+        """How the process ended, in words that follow "its process"."""
 
     def close(self) -> None:
         """Let go of a process that has ended."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-        for thread in self.listening:
-            thread.join()
+
+    def stop(self) -> None:
+        """Ask the process to end; it writes its run's checkpoint first."""
+
+    def wait(self) -> None:
+        """Wait for its end."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+Heard = queue.SimpleQueue[tuple[Worker, dict[str, Any]]]
+"""What workers say: lines of worker.py, or nothing at their end."""
+Launcher = Callable[[int, int, Heard, Words], Worker]
+"""Starts the process at one of several places."""
 
 
 def play(
     jobs: Sequence[Job],
     number: int,
+    launch: Launcher,
     show: Callable[[str, int, Any], None],
     failed: Callable[[str, str, bool], None],
     say: Words,
@@ -67,16 +75,16 @@ def play(
     called with a run's name and a line that its process wrote.
     """
     waiting, tries, results = list(jobs), dict[str, int](), dict[str, dict[str, Any]]()
-    heard: queue.SimpleQueue[tuple[Worker, dict[str, Any]]] = queue.SimpleQueue()
+    heard: Heard = queue.SimpleQueue()
     number = min(number, len(jobs))
-    workers = [_start(place, number, heard, say) for place in range(number)]
+    workers = [launch(place, number, heard, say) for place in range(number)]
 
     def next_run(worker: Worker) -> None:
         worker.job = None
         if waiting:
             job = waiting.pop(0)
             tries[job["name"]] = tries.get(job["name"], 0) + 1
-            worker.give(_placed(job, worker.place, number))
+            worker.give(job)
 
     def end(job: Job, why: str, again: bool) -> None:
         failed(job["name"], why, again)
@@ -100,7 +108,7 @@ def play(
                 end(worker.job, news["failed"], news["again"])
                 next_run(worker)
             else:  # the process has died
-                how = _death(worker.process.wait())
+                how = worker.death()
                 if tries[name] < TRIES:
                     say(name, f"rota: its process {how}: the run goes on in a new one")
                     begun = (Path(worker.job["out"]) / "config.toml").exists()
@@ -108,20 +116,59 @@ def play(
                 else:
                     end(worker.job, f"its process {how}, {TRIES} times", True)
                 worker.close()
-                fresh = workers[worker.place] = _start(worker.place, number, heard, say)
+                fresh = workers[worker.place] = launch(worker.place, number, heard, say)
                 next_run(fresh)
     finally:
         _stop(workers)
     return {job["name"]: results[job["name"]] for job in jobs if job["name"] in results}
 
 
-def _start(place: int, number: int, heard: Any, say: Words) -> Worker:
+@dataclass
+class Process:
+    """A process of this machine, on its share of the cores."""
+
+    process: subprocess.Popen[str]
+    place: int
+    number: int
+    listening: list[threading.Thread] = field(default_factory=list)
+    job: Job | None = None
+
+    def give(self, job: Job) -> None:
+        self.job = job
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has died, and will be heard of
+            line = json.dumps(_placed(job, self.place, self.number))
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+
+    def death(self) -> str:
+        return death(self.process.wait())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        for thread in self.listening:
+            thread.join()
+
+    def stop(self) -> None:
+        self.process.terminate()
+
+    def wait(self) -> None:
+        self.process.wait()
+        self.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def start(place: int, number: int, heard: Heard, say: Words) -> Process:
     """A new process, and two threads that listen to it."""
     share = _share(place, number)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     most = min(len(share), int(threads)) if threads.isdecimal() else len(share)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "rota.cli.worker", ",".join(map(str, share))],
+        [*COMMAND, ",".join(map(str, share))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -130,7 +177,7 @@ def _start(place: int, number: int, heard: Any, say: Words) -> Worker:
         env={**os.environ, "OMP_NUM_THREADS": str(max(1, most))},
         start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
     )
-    worker = Worker(process, place)
+    worker = Process(process, place, number)
 
     def listen(lines: IO[str]) -> None:
         with lines:
@@ -168,19 +215,19 @@ def _placed(job: Job, place: int, number: int) -> Job:
     return job
 
 
-def _death(status: int) -> str:
+def death(status: int) -> str:
+    """How a process ended, by its exit status."""
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 def _stop(workers: Sequence[Worker]) -> None:
     """End all processes; runs that are going on write their checkpoints first."""
     for worker in workers:
-        worker.process.terminate()
+        worker.stop()
     try:
         for worker in workers:
-            worker.process.wait()
-            worker.close()
+            worker.wait()
     except KeyboardInterrupt:  # who asks twice does not want to wait
         for worker in workers:
-            worker.process.kill()
+            worker.kill()
         raise Stopped(130, "interrupted", None) from None

@@ -1,8 +1,9 @@
 """A process of `rota compare --jobs N`: it trains the runs that it is given, one after the other.
 
-Its argument are the numbers of its cores, such as 0,1. It reads one job per line from standard
-input, and writes what happens as lines of JSON to standard output. It ends when its input ends; a
-run that is going on then keeps its checkpoint. SIGTERM ends it in the same way.
+Its argument is the list of its cores, such as 0,1; empty where it need not stay on some. It reads
+one job per line from standard input, and writes what happens as lines of JSON to standard output.
+It ends when its input ends; a run that is going on then keeps its checkpoint. SIGTERM ends it in
+the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PAUSE = 0.2
 
 def main() -> None:
     """Train what comes in, until the input ends."""
-    if hasattr(os, "sched_setaffinity"):  # engines take as many threads as cores
+    if sys.argv[1] and hasattr(os, "sched_setaffinity"):  # engines take as many threads as cores
         os.sched_setaffinity(0, set(map(int, sys.argv[1].split(","))))
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's own code prints goes where messages go

@@ -13,8 +13,11 @@ from rota.errors import BadInput
 
 
 def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use; at most ROTA_CORES, if that is set."""
+    here, most = os.cpu_count() or 1, os.environ.get("ROTA_CORES", "")
+    if hasattr(os, "sched_getaffinity"):
+        here = len(os.sched_getaffinity(0))
+    return max(1, min(here, int(most))) if most.isdecimal() else here
 
 
 @functools.cache

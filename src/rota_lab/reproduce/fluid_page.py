@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rota.arrays import Array
 from rota.world.devices import Devices
 from rota_lab.reproduce.chart import COLOURS, Chart, Line
 from rota_lab.reproduce.interval import Claim, Interval, Statement, fitted, interval, judged
@@ -190,9 +190,7 @@ def accuracies(found: Cells, place: Place) -> list[float]:
     return [100 * runs[seed]["accuracy"] for seed in sorted(runs)]
 
 
-def _means(
-    found: Cells, places: list[Place], some: list[int], of: str = "accuracy"
-) -> NDArray[np.float64]:
+def _means(found: Cells, places: list[Place], some: list[int], of: str = "accuracy") -> Array:
     """The mean accuracy of some cells in percent, or another number, seed by seed."""
     return np.array([np.mean([100 * found[p][seed][of] for p in places]) for seed in some])
 

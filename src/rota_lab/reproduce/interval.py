@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rota.arrays import Array
 from rota.errors import BadInput
 
 LEVEL, POWER = 0.05, 0.8
@@ -58,7 +59,7 @@ class Claim(NamedTuple):
     verdict: str
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float] | Array) -> Interval:
     """The interval of the mean of independent values, one per seed."""
     mean = float(np.mean(values))
     if len(values) == 1:
@@ -68,19 +69,18 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def fitted(x: Sequence[float], y: Sequence[float]) -> tuple[Interval, Interval]:
+def fitted(x: Array, y: Array) -> tuple[Interval, Interval]:
     """The line through points by least squares: its value at x = 0, and its slope.
 
     There are at least three points, and they differ in x.
     """
-    a, b = np.asarray(x, float), np.asarray(y, float)
-    off, number = a - a.mean(), len(a)
+    off, number = x - x.mean(), len(x)
     spread = float(off @ off)
-    slope = float(off @ b) / spread
-    start = float(b.mean()) - slope * float(a.mean())
-    noise = float(np.sum((b - start - slope * a) ** 2)) / (number - 2)
+    slope = float(off @ y) / spread
+    start = float(y.mean()) - slope * float(x.mean())
+    noise = float(np.sum((y - start - slope * x) ** 2)) / (number - 2)
     quantile = _quantile(number - 2)
-    at_zero = quantile * math.sqrt(noise * (1 / number + float(a.mean()) ** 2 / spread))
+    at_zero = quantile * math.sqrt(noise * (1 / number + float(x.mean()) ** 2 / spread))
     steep = quantile * math.sqrt(noise / spread)
     return (
         Interval(start, start - at_zero, start + at_zero),
