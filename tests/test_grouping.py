@@ -398,6 +398,16 @@ def test_a_kind_of_clients_that_comes_late_gets_a_group_of_its_own(grouping: Any
     assert sorted(told[-1]) == THIRDS
 
 
+@pytest.mark.parametrize("name", ["mmfl-gvr", "mmfl-kvib", "kvib", "clustered-size", "pow-d"])
+def test_a_budget_for_all_clients_is_none_too_many_while_some_wait_for_a_group(name: str) -> None:
+    sampler = SAMPLERS[name](budget=8)
+    run = rota.run(
+        [three_ways()], sampler, rounds=4, grouping=Pacfl(), availability=Availability(0.4), seed=1
+    )
+    assert len(run.records[0]["groups"]["digits"]["members"][0]) < 8
+    assert len(run.records) == 4
+
+
 def known_vectors(vectors: Array, known: Array) -> Any:
     """A grouping's state in which the server knows these clients' vectors."""
     return {

@@ -199,9 +199,17 @@ def _shares(models: list[Model], of: Array, base: Array) -> Array:
 def _begun(
     experiment: Experiment, state: State, models: list[Model], shares: Array, kept: bool
 ) -> State:
-    """The state with other models or shares; policies that remember the old ones begin again."""
-    left = experiment.rounds - state.round
-    opening = Opening(experiment, models, shares, left)
+    """The state with other models or shares; policies that remember the old ones begin again.
+
+    They begin as if clients that wait for a group were in their task's first one, because these are
+    only away: a sampler would find too few clients for its budget.
+    """
+    left, task, all_of = experiment.rounds - state.round, [m.task for m in models], shares.copy()
+    for t, base in enumerate(experiment.shares):
+        mine = [s for s, of in enumerate(task) if of == t]
+        waits = (base > 0) & ~(shares[mine] > 0).any(axis=0)
+        all_of[mine[0], waits] = base[waits]
+    opening = Opening(experiment, models, all_of, left)
     states = {
         k: kind.begin(experiment.policies[k], opening)
         if kind.about == "shares" or (kind.about == "models" and not kept)
