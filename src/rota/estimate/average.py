@@ -93,12 +93,8 @@ class Unbiased:
         some = chunk if len(came) == len(chunk.rows) else chunk.of(came)
         update, buffers = factor @ some.update, factor.to(some.buffers.dtype) @ some.buffers
         total, part = float(weight.sum()), plan.held(int(chunk.rows[0]))
-        if part is None:
-            mine.update += update
-            mine.buffers += buffers
-        else:
-            add_at(mine.update, part.places, update)
-            add_at(mine.buffers, part.buffer_places, buffers)
+        add_at(mine.update, part.places if part else None, update)
+        add_at(mine.buffers, part.buffer_places if part else None, buffers)
         if mine.parts is not None:
             mine.parts.add(part, total)
         mine.weight += total

@@ -28,12 +28,8 @@ class Coverage:
 
     def add(self, part: SubModel | None, weight: float) -> None:
         """Count rows of this weight that held a part of the model, or all of it."""
-        if part is None:
-            self.weight += weight
-            self.buffer_weight += weight
-        else:
-            add_at(self.weight, part.places, weight)
-            add_at(self.buffer_weight, part.buffer_places, weight)
+        add_at(self.weight, part.places if part else None, weight)
+        add_at(self.buffer_weight, part.buffer_places if part else None, weight)
 
     def divide(self, update: Tensor, buffers: Tensor, by: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means from sums, and which scalars any row held; the others do not change."""

@@ -125,8 +125,11 @@ def scatter(whole: Weights, part: Weights, cut: Cut) -> Weights:
     )
 
 
-def add_at(whole: Tensor, places: Tensor, values: Tensor | float) -> None:
-    """Add numbers to a vector at some places, in place; no place occurs twice."""
+def add_at(whole: Tensor, places: Tensor | None, values: Tensor | float) -> None:
+    """Add numbers to a vector in place: at some places, none of which occurs twice, or at all."""
+    if places is None:
+        whole += values
+        return
     each = torch.as_tensor(values, dtype=whole.dtype, device=whole.device).expand(len(places))
     whole.scatter_add_(0, places.to(whole.device), each)  # several times faster than whole[places]
 

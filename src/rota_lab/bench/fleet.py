@@ -40,10 +40,10 @@ SETTINGS = (
     (FEDAVG, 5, 5),
     (IDLE, 5, 5),
     (RESIDENT, 5, 20),
+    (RESIDENT, 5, 100),
     (RESIDENT, 20, 20),
     (FEDAVG, 20, 20),
     (IDLE, 20, 20),
-    (RESIDENT, 5, 100),
     (IDLE, 100, 100),
 )
 """Systems, nodes, and clients. A stock SuperNode is one client. A hundred processes with torch do
