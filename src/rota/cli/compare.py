@@ -86,7 +86,7 @@ def compare(
       rota compare fedavg-digits --vary estimator=fedavg,unbiased --out runs/a
       rota compare fedavg-mnist --vary task.lr=0.05,0.1 --seeds 5 --out runs/b
       rota compare fedavg-digits --vary sampler=kvib,full --jobs 2 --out runs/c
-      rota compare fedavg-mnist --vary sampler=kvib,full --launcher ray --jobs 8 --out runs/d
+      rota compare fedavg-mnist --vary seed=0,1 --jobs 8 --launcher ray --out d
     """
     with loading():
         from rota import recipe as recipes

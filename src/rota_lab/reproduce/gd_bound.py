@@ -33,7 +33,7 @@ from rota.sampling import Full
 from rota_lab.reproduce.chart import Chart, Line
 from rota_lab.reproduce.gd_distributed import distributed
 from rota_lab.reproduce.gd_inequalities import inequalities
-from rota_lab.reproduce.gd_more import compressed, two_minima
+from rota_lab.reproduce.gd_more import SETTLED, compressed, two_minima
 from rota_lab.reproduce.gd_text import bound_text, distributed_text
 from rota_lab.reproduce.interval import FAILS, HOLDS, Claim
 from rota_lab.reproduce.parts import results
@@ -307,7 +307,7 @@ def gd_bound(quick: bool = False, *, out: Path | None = None) -> Result:
     file = files[0] if files else None
     sent, shorter = compressed(known, start, rounds, starts, file)
     others = distributed(known, start, rounds, starts, file, shorter)
-    ends, local = two_minima(rounds)
+    ends, local = two_minima(max(rounds, SETTLED))
     beyond = gaps[f"{RATES[-1]:g}/L*"]
     text = bound_text(*problems, steps, beyond, RATES[-1], TOLERANCE)
     text += distributed_text(rounds, starts)

@@ -35,6 +35,8 @@ CHANNELS: dict[str, Channel] = {
 }
 STARTS, TILT = (-1.5, 1.5), 0.2
 """Where gradient descent starts on the two wells, and how much the right one is higher."""
+SETTLED = 150
+"""The steps in which it comes to rest there; they take no time, so the quick run has them too."""
 
 
 def compressed(
